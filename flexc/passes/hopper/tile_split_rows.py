@@ -39,7 +39,12 @@ from flexc.dialects.tile.schedule import (
 )
 from flexc.errors import ScheduleError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_access import has_count, is_zeros
+from flexc.passes.tile.tile_access import (
+    Accesses,
+    accessed_tile,
+    has_count,
+    is_zeros,
+)
 from flexc.passes.tile.tile_values import (
     Dim,
     TileDims,
@@ -57,7 +62,6 @@ LEAST_COLUMNS = 64
 """
 
 Stores = tile.StoreOp | tile.AddToOp
-Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
 
 
 class RowSplitter:
@@ -158,7 +162,7 @@ class RowSplitter:
             return [0] if self.dims.along(op.result, self.row) else []
         if not isinstance(op, Accesses):
             return []
-        value = op.result if isinstance(op, tile.LoadOp) else op.value
+        value = accessed_tile(op)
         last = len(op.operands) - rank(value)
         return [last + dim for dim in self.dims.along(value, self.row)]
 

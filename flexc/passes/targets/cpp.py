@@ -180,10 +180,10 @@ def divisor(block: int, sparse: int) -> int:
 
 
 def rows_of_a_program(rows: int) -> int | None:
-    """Return the most rows of a program that are of use to heads of `rows` rows.
+    """Return a limit on a program's rows, given the rows of a head.
 
-    The number is a power of 2, so that few kernels are made. Return None if a program
-    of any head dim has that few.
+    The limit is a power of 2, so that few kernels are made. Return None if no program
+    would have more rows anyway.
     """
     most = next_power_of_2(rows)
     return most if most < TALLEST else None

@@ -51,8 +51,8 @@ there are stages. With fewer than 64 columns, or with one stage, products wait f
 operands.
 """
 
-WIDE = 64
-"""The most columns of a tile that stays whole with padding."""
+MOST_WHOLE = 64
+"""The most columns of a tile that is not split because of its padding."""
 
 MOST_STEPS = 12
 """An upper bound of the number of steps from any tile of the tables."""
@@ -74,14 +74,14 @@ PAIRED = TileSizes(64, 64, 4, 3)
 
 
 def column_parts(dim: int) -> tuple[int, ...]:
-    """Return the columns of the tiles that hold `dim` of them: one tile, or two.
+    """Return the columns of the tiles for rows of `dim` numbers, each a power of 2.
 
-    Two have fewer columns than one, whose columns are a power of 2.
+    There are two tiles if these have fewer columns together than one tile has.
     """
     whole = max(16, next_power_of_2(dim))
     first = power_of_2_up_to(dim)
     rest = max(16, next_power_of_2(dim - first))
-    return (first, rest) if whole > WIDE and first + rest < whole else (whole,)
+    return (first, rest) if whole > MOST_WHOLE and first + rest < whole else (whole,)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,15 @@ COUNTED = (
 """Ops that may have a count."""
 
 
+Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
+"""Ops between memory and a tile."""
+
+
+def accessed_tile(op: Accesses) -> SSAValue:
+    """Return the tile that an op loads, stores or adds."""
+    return op.result if isinstance(op, tile.LoadOp) else op.value
+
+
 def has_count(op: Operation) -> bool:
     """Return True if an op uses only the first `count` elements of a dimension."""
     return isinstance(op, COUNTED) and op.count is not None

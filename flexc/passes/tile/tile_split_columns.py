@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
 
 from xdsl.context import Context
 from xdsl.dialects import scf
@@ -30,9 +29,14 @@ from flexc.dialects import tile
 from flexc.dialects.tile import TileType, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.triton import column_parts
-from flexc.passes.tile.tile_access import has_count, is_zero, static_dim
+from flexc.passes.tile.tile_access import (
+    Accesses,
+    accessed_tile,
+    has_count,
+    is_zero,
+    static_dim,
+)
 from flexc.passes.tile.tile_values import (
-    Dim,
     TileDims,
     defined_by,
     rank,
@@ -40,25 +44,10 @@ from flexc.passes.tile.tile_values import (
     values_of,
 )
 
-Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
-
 SPLITTABLE = (
     *(tile.LoadOp, tile.StoreOp, tile.AddToOp, tile.FullOp, tile.TransposeOp),
     *(tile.MapOp, tile.DotOp, scf.ForOp, scf.IfOp, scf.YieldOp),
 )
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the columns."""
-
-    start: int
-    size: int
-    number: int
-
-
-def accessed_tile(op: Accesses) -> SSAValue:
-    return op.result if isinstance(op, tile.LoadOp) else op.value
 
 
 def size_of(op: Accesses) -> int | None:
@@ -80,60 +69,50 @@ def operands_and_results(op: Operation) -> Iterable[SSAValue]:
     return *op.operands, *defined_by(op)
 
 
-class PaddedColumns:
-    """The padded columns of a kernel's tiles."""
+def find_splitter(block: Block) -> ColumnSplitter | None:
+    """Return the splitter of a dimension that can be split, if there is one."""
+    dims = TileDims(block)
+    values = dict.fromkeys(values_of(block))
+    for op, parts in padded_accesses(block):
+        value = accessed_tile(op)
+        last = rank(value) - 1
+        column = dims.find((value, last))
+        found = [(v, d) for v in values for d in dims.along(v, column)]
+        split = dict(found)
+        is_padded = shape_of(value.type)[last] > sum(parts)
+        # No value has the dimension twice.
+        if is_padded and len(split) == len(found) and may_split(block, split, op):
+            return ColumnSplitter(split, parts)
+    return None
 
-    def __init__(self, block: Block):
-        self.block = block
-        self.dims = TileDims(block)
 
-    def splitter(self) -> ColumnSplitter | None:
-        """Return the splitter of a dimension that can be split, if there is one."""
-        for op, parts in padded_accesses(self.block):
-            value = accessed_tile(op)
-            column = self.dims.find((value, rank(value) - 1))
-            if self.may_split(column, size_of(op), sum(parts)):
-                return ColumnSplitter(self.along(column), parts)
-        return None
+def may_split(block: Block, split: Mapping[SSAValue, int], access: Accesses) -> bool:
+    """Return True if all ops with a dimension can be written for its parts.
 
-    def along(self, column: Dim) -> dict[SSAValue, int]:
-        """Return the values with a dimension, and its number among theirs."""
-        values = dict.fromkeys(values_of(self.block))
-        return {v: d for v in values for d in self.dims.along(v, column)}
-
-    def may_split(self, column: Dim, size: int | None, room: int) -> bool:
-        """Return True if all ops with a dimension can be written for its parts.
-
-        Its tiles must have more columns than the parts, all of tensors of `size`.
-        """
-        value, dim = column
-        if shape_of(value.type)[dim] <= room:
+    `split` has the values with that dimension, and its number among theirs. All
+    accesses along it must cover a last dimension as wide as that of `access`.
+    """
+    for op in block.walk():
+        if split.keys().isdisjoint(operands_and_results(op)):
+            continue
+        if not isinstance(op, SPLITTABLE) or has_count(op):
             return False
-        for op in self.block.walk():
-            values = dict.fromkeys(operands_and_results(op))
-            found = [d for v in values for d in self.dims.along(v, column)]
-            if not found:
-                continue
-            if not isinstance(op, SPLITTABLE) or has_count(op):
+        if isinstance(op, Accesses):
+            value = accessed_tile(op)
+            is_whole = size_of(op) == size_of(access) and is_zero(op.indices[-1])
+            if split[value] != rank(value) - 1 or not is_whole:
                 return False
-            if any(len(self.dims.along(v, column)) > 1 for v in values):
-                return False
-            if isinstance(op, Accesses):
-                last = rank(accessed_tile(op)) - 1
-                is_whole = size_of(op) == size and is_zero(op.indices[-1])
-                if found != [last] or not is_whole:
-                    return False
-        return True
+    return True
 
 
 class ColumnSplitter:
-    """The rewrite that splits one dimension of a kernel's tiles."""
+    """The rewrite that splits one dimension of a kernel's tiles into two parts."""
 
     def __init__(self, split: Mapping[SSAValue, int], sizes: Sequence[int]):
         self.split = split
         """The values that are split, and along which dimension."""
-        starts = accumulate(sizes, initial=0)
-        self.parts = [Part(*each) for each in zip(starts, sizes, count(), strict=False)]
+        self.sizes = sizes
+        """The columns of the two parts."""
         self.made: dict[SSAValue, Sequence[SSAValue]] = {}
         """The parts of the values that are split."""
         self.replaced: list[Operation] = []
@@ -147,18 +126,16 @@ class ColumnSplitter:
             if isinstance(value.owner, Block):
                 value.owner.erase_arg(value)  # pyright: ignore[reportArgumentType]
 
-    def part_type(self, value: SSAValue, part: Part) -> Attribute:
-        """Return the type of a part of a value."""
-        assert isinstance(value.type, TileType)
-        shape = list(shape_of(value.type))
-        shape[self.split[value]] = part.size
-        return TileType(value.type.element_type, shape)
-
     def types(self, value: SSAValue) -> list[Attribute]:
         """Return the types of the parts of a value, or its type if it is not split."""
         if value not in self.split:
             return [value.type]
-        return [self.part_type(value, part) for part in self.parts]
+        assert isinstance(value.type, TileType)
+        shape, types = list(shape_of(value.type)), list[Attribute]()
+        for size in self.sizes:
+            shape[self.split[value]] = size
+            types.append(TileType(value.type.element_type, shape))
+        return types
 
     def rewrite(self, block: Block) -> None:
         for op in list(block.ops):
@@ -168,7 +145,7 @@ class ColumnSplitter:
                 case scf.IfOp():
                     self.branch(op)
                 case _ if any(v in self.split for v in operands_and_results(op)):
-                    self.whole(op)
+                    self.write_parts(op)
                 case _:
                     pass
 
@@ -181,7 +158,7 @@ class ColumnSplitter:
         rest = iter(new)
         for value in old:
             if value in self.split:
-                self.made[value] = [next(rest) for _ in self.parts]
+                self.made[value] = [next(rest) for _ in self.sizes]
                 self.name(value)
             else:
                 result = next(rest)
@@ -222,7 +199,7 @@ class ColumnSplitter:
         self.hand_on(op.results, new.results)
         self.replaced.append(op)
 
-    def whole(self, op: Operation) -> None:
+    def write_parts(self, op: Operation) -> None:
         """Write an op for each part."""
         code = ScalarCode(InsertPoint.before(op))
         self.replaced.append(op)
@@ -230,38 +207,37 @@ class ColumnSplitter:
             code.builder.insert(scf.YieldOp(*self.flat(op.operands)))
         elif isinstance(op, tile.DotOp) and self.split.get(op.lhs) == 1:
             total = op.acc
-            for part in self.parts:
-                lhs, rhs = (self.made[v][part.number] for v in (op.lhs, op.rhs))
+            for lhs, rhs in zip(self.made[op.lhs], self.made[op.rhs], strict=True):
                 total = code.insert(tile.DotOp(lhs, rhs, total), op.result.name_hint)
             op.result.replace_all_uses_with(total)
         else:
-            clones = [self.clone(op, part, code) for part in self.parts]
+            clones = [self.clone(op, part, code) for part in (0, 1)]
             for i, result in enumerate(op.results):
                 self.made[result] = [clone.results[i] for clone in clones]
                 self.name(result)
 
-    def clone(self, op: Operation, part: Part, code: ScalarCode) -> Operation:
+    def clone(self, op: Operation, part: int, code: ScalarCode) -> Operation:
         """Write an op for one part."""
-        new = op.clone({v: p[part.number] for v, p in self.made.items()})
+        new = op.clone({v: p[part] for v, p in self.made.items()})
         code.builder.insert(new)
         for result, old in zip(list(new.results), op.results, strict=True):
-            Rewriter.replace_value_with_new_type(result, self.part_type(old, part))
+            Rewriter.replace_value_with_new_type(result, self.types(old)[part])
         if isinstance(new, Accesses):
-            move(new, part)
+            move(new, part and self.sizes[0])
         return new
 
 
-def move(op: Accesses, part: Part) -> None:
-    """Let an access begin at a part, and check its columns only if some lack."""
-    size = size_of(op)
-    assert size is not None
-    if part.start:
+def move(op: Accesses, start: int) -> None:
+    """Let an access begin at a column, and check its columns only if some lack."""
+    if start:
         first = 1 if isinstance(op, tile.LoadOp) else 2
-        start = ScalarCode(InsertPoint.before(op)).const(part.start)
-        op.operands[first + len(op.indices) - 1] = start
-    column = rank(accessed_tile(op)) - 1
+        index = ScalarCode(InsertPoint.before(op)).const(start)
+        op.operands[first + len(op.indices) - 1] = index
+    size, shape = size_of(op), shape_of(accessed_tile(op).type)
+    assert size is not None
+    column = len(shape) - 1
     checked = [d for d in op.checked.get_values() if d != column]
-    if part.start + part.size > size:
+    if start + shape[column] > size:
         checked.append(column)
     op.checked = DenseArrayBase.from_list(i32, checked)
 
@@ -279,5 +255,5 @@ class TileSplitColumnsPass(ModulePass):
             if not is_aligned or not any(padded_accesses(block)):
                 continue
             separate_constants(block)
-            while (splitter := PaddedColumns(block).splitter()) is not None:
+            while (splitter := find_splitter(block)) is not None:
                 splitter.run(block)
