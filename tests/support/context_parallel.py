@@ -41,6 +41,12 @@ LARGEST_SCORE = 64
 """A bound of the scores here, biases included: ALiBi over a few hundred tokens."""
 
 
+def exact() -> torch.dtype:
+    """Return the dtype of comparisons. GPU kernels compute no float64."""
+    on_cpu = torch.get_default_device().type == "cpu"
+    return torch.float64 if on_cpu else torch.float32
+
+
 @dataclass(frozen=True)
 class Case:
     """A call, by the names of its mods."""
@@ -89,8 +95,8 @@ def masks(length: int) -> dict[str | None, Any]:
 
 def scores(length: int) -> tuple[dict[str | None, Any], Tensor]:
     """Return score_mods by name, and the bias that one of them learns."""
-    bias = torch.randn(HEADS, length, dtype=torch.float64, requires_grad=True)
-    slopes = torch.rand(HEADS, dtype=torch.float64) / 8
+    bias = torch.randn(HEADS, length, dtype=exact(), requires_grad=True)
+    slopes = torch.rand(HEADS, dtype=exact()) / 8
     found = {
         None: None,
         "alibi": lambda s, b, h, q, k: s - slopes[h] * (q - k).abs(),
@@ -103,14 +109,14 @@ def scores(length: int) -> tuple[dict[str | None, Any], Tensor]:
 def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcome:
     """Run a call on this rank, and compare it with the dense call of one process.
 
-    In float64: a sum of n terms in another order differs by n ulps of its terms' sizes,
-    and an exponential by its score's size in ulps.
+    A sum of n terms in another order differs by n ulps of its terms' sizes, and an
+    exponential by its score's size in ulps.
     """
     torch.manual_seed(0)
     length, rank = sum(case.lengths), mesh.get_local_rank()
     shapes = [(2, h, length, DIM) for h in (HEADS, case.kv_heads, case.kv_heads)]
     inputs = query, key, value = tuple(
-        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes
+        torch.randn(s, dtype=exact(), requires_grad=True) for s in shapes
     )
     mods, bias = scores(length)
     score, mask = mods[case.score], masks(length)[case.mask]
@@ -138,7 +144,7 @@ def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcom
         **options,
     )
     grads = torch.autograd.grad(found, wrt, [part(c) for c in cotangents])
-    unit = length * LARGEST_SCORE * torch.finfo(torch.float64).eps
+    unit = length * LARGEST_SCORE * torch.finfo(exact()).eps
     names = ("out", "lse", "query", "key", "value", "bias")
     pairs = [
         *((a, part(b)) for a, b in zip(found, whole, strict=True)),
@@ -162,7 +168,7 @@ def whole_outcome(case: Case, mesh: DeviceMesh) -> Outcome:
     score, mask = mods[case.score], masks(length)[case.mask]
     shapes = [(2, h, length, DIM) for h in (HEADS, case.kv_heads, case.kv_heads)]
     query, key, value = inputs = [
-        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes
+        torch.randn(s, dtype=exact(), requires_grad=True) for s in shapes
     ]
     wrt = [*inputs, bias] if case.score == "bias" else inputs
 
@@ -177,7 +183,7 @@ def whole_outcome(case: Case, mesh: DeviceMesh) -> Outcome:
     alone = run()
     with context_parallel(mesh):
         shared = run()
-    unit = length * LARGEST_SCORE * torch.finfo(torch.float64).eps
+    unit = length * LARGEST_SCORE * torch.finfo(exact()).eps
     names = ("out", "lse", "query", "key", "value", "bias")
     errors = {
         name: float((a - b).detach().abs().max() / b.detach().abs().max()) / unit
@@ -189,17 +195,25 @@ def whole_outcome(case: Case, mesh: DeviceMesh) -> Outcome:
 Work = Callable[[DeviceMesh], Any]
 
 
-def run_ranks(size: int, folder: Path, work: Work) -> list[Any]:
-    """Return what `work` returns in each of some processes, by rank."""
-    mp.spawn(_run, (size, folder, work), nprocs=size)  # pyright: ignore
+def run_ranks(size: int, folder: Path, work: Work, device: str = "cpu") -> list[Any]:
+    """Return what `work` returns in each of some processes, by rank.
+
+    New tensors of a process are on its device.
+    """
+    mp.spawn(_run, (size, folder, work, device), nprocs=size)  # pyright: ignore
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(size)]
 
 
-def _run(rank: int, size: int, folder: Path, work: Work) -> None:
+def _run(rank: int, size: int, folder: Path, work: Work, device: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-    found = work(init_device_mesh("cpu", (size,), mesh_dim_names=("cp",)))
+    backend = "gloo"
+    if device == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(rank)
+        torch.set_default_device(device)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size)
+    found = work(init_device_mesh(device, (size,), mesh_dim_names=("cp",)))
     (folder / str(rank)).write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -255,12 +269,20 @@ def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Any], list[str]]:
     return outcomes, faults(mesh)
 
 
+def two_gpus(mesh: DeviceMesh) -> dict[Any, Any]:
+    outcomes: dict[Any, Any] = {
+        (c, m): outcome(c, m, mesh) for c in TWO for m in METHODS
+    }
+    for case in WHOLE:
+        outcomes[case, "whole"] = whole_outcome(case, mesh)
+    return outcomes
+
+
 def second_order(mesh: DeviceMesh) -> float:
     """Return the error of second derivatives through gathered keys."""
     torch.manual_seed(0)
     whole = [
-        torch.randn(1, 2, 32, 8, dtype=torch.float64, requires_grad=True)
-        for _ in range(3)
+        torch.randn(1, 2, 32, 8, dtype=exact(), requires_grad=True) for _ in range(3)
     ]
     layout = Layout.zig_zag(32, mesh.size())
 

@@ -28,6 +28,7 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex
 from torch.nn.parallel import DistributedDataParallel
 
 import flexc
+from tests.support.context_parallel import exact
 
 DIM = 8
 LARGEST_SCORE = 64
@@ -76,8 +77,8 @@ def results(call: Call, tensors: Sequence[Any], along: Sequence[Any]) -> list[Te
     mask, block_mask = masks(length).get(call.mask), None
     if call.mask == "blocks":
         sizes = (*call.sizes[:2], length, length)
-        mask_mod = masks(length)["by head"]
-        block_mask = flexc.create_block_mask(mask_mod, *sizes, "cpu", BLOCK_SIZE=8)
+        mask_mod, device = masks(length)["by head"], torch.get_default_device()
+        block_mask = flexc.create_block_mask(mask_mod, *sizes, device, BLOCK_SIZE=8)
 
     def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return s + bias[h, q - k + length] * (b + 1)
@@ -120,8 +121,8 @@ def place(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> 
 def error_of(call: Call, mesh: DeviceMesh) -> float:
     """Return the largest difference from one process, in units of the allowed one.
 
-    In float64: a sum of n terms in another order differs by n ulps of its terms' sizes,
-    and an exponential by its score's size in ulps.
+    A sum of n terms in another order differs by n ulps of its terms' sizes, and an
+    exponential by its score's size in ulps.
     """
     torch.manual_seed(0)
     batch, heads, kv_heads, length = call.sizes
@@ -129,9 +130,9 @@ def error_of(call: Call, mesh: DeviceMesh) -> float:
         (batch, h, length, DIM) for h in (heads, kv_heads, kv_heads)
     ]
     shapes.append((heads, 2 * length))
-    plain = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    plain = [torch.randn(s, dtype=exact(), requires_grad=True) for s in shapes]
     rows = shapes[0][:3]
-    along = [torch.randn(s, dtype=torch.float64) for s in (shapes[0], rows)]
+    along = [torch.randn(s, dtype=exact()) for s in (shapes[0], rows)]
     with torch.no_grad():
         placements = (call.query, call.key, call.key, call.bias)
         placed = [
@@ -151,7 +152,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
     assert found.shape == expected.shape
     live = expected.isfinite()
     assert found.isfinite().equal(live)
-    unit = expected.size(-1) * LARGEST_SCORE * torch.finfo(torch.float64).eps
+    unit = expected.size(-1) * LARGEST_SCORE * torch.finfo(exact()).eps
     error = (found - expected).detach()[live].abs().max() / expected[live].abs().max()
     return float(error) / unit
 
@@ -206,7 +207,7 @@ def error_of_lengths(placement: Placement, mesh: DeviceMesh) -> float:
     for length in (24, 30, 31, 27):
         torch.manual_seed(length)
         shape = (2, 4, length, DIM)
-        plain = [torch.randn(shape, dtype=torch.float64) for _ in range(3)]
+        plain = [torch.randn(shape, dtype=exact()) for _ in range(3)]
         placed = [distribute_tensor(t, mesh, [placement]) for t in plain]
         pairs: list[list[Tensor]] = []
         for run, given in ((flexc.flex_attention, plain), (attend, placed)):
@@ -283,9 +284,9 @@ def sharded_both_ways(block: nn.Module, mesh: DeviceMesh) -> Any:
 def error_of_training(parallel: Wrap, mesh: DeviceMesh) -> float:
     """Return the largest difference of gradients from those of one process."""
     torch.manual_seed(0)
-    alone, block = Block().double(), Block().double()
+    alone, block = Block().to(exact()), Block().to(exact())
     block.load_state_dict(alone.state_dict())
-    batch = torch.randn(4, 12, 16, dtype=torch.float64)
+    batch = torch.randn(4, 12, 16, dtype=exact())
     names = mesh.mesh_dim_names or ()
     sharded = {fully_sharded, data_parallel}
     at, ranks = 0, 1

@@ -1,0 +1,27 @@
+"""Attention on two GPUs by NCCL equals that of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import context_parallel, dtensors
+from tests.support.context_parallel import run_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+
+def test_context_parallel(tmp_path: Path) -> None:
+    for outcomes in run_ranks(2, tmp_path, context_parallel.two_gpus, "cuda"):
+        wrong = {c: o for c, o in outcomes.items() if max(o.errors.values()) > 1}
+        assert not wrong
+
+
+def test_sharded_tensors_and_modules(tmp_path: Path) -> None:
+    for errors in run_ranks(2, tmp_path, dtensors.two_ranks, "cuda"):
+        assert not {c: error for c, error in errors.items() if error > 1}
