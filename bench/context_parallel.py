@@ -86,12 +86,17 @@ class CpuRing(torch.autograd.Function):
         return None, *found[:3]
 
 
-def torch_ring(mesh: DeviceMesh, rotate: str) -> tuple[Attend, Any]:
-    """Return torch's ring of SDPA, and the context that it runs in."""
+def torch_ring(mesh: DeviceMesh, rotate: str, length: int) -> tuple[Attend, Any]:
+    """Return torch's ring of SDPA, and the context that it runs in.
+
+    torch reads the length of the sequence off a tensor that it shards.
+    """
     theirs.set_rotate_method(rotate)
     if mesh.device_type == "cpu":
         return partial(CpuRing.apply, mesh.get_group()), nullcontext()
-    return partial(F.scaled_dot_product_attention, is_causal=True), torch_parallel(mesh)
+    whole = torch.empty(length, device=mesh.device_type)
+    context = torch_parallel(mesh, buffers=[whole], buffer_seq_dims=[0])
+    return partial(F.scaled_dot_product_attention, is_causal=True), context
 
 
 def torch_gathered(mesh: DeviceMesh, mask: Any, sizes: Sequence[int]) -> Attend:
@@ -203,7 +208,11 @@ def systems(
     if name == "causal":
         theirs._cp_options.enable_load_balance = True
         for method in ("alltoall", "allgather"):
-            yield f"torch SDPA ring, {method}", *torch_ring(mesh, method), zig_zag
+            yield (
+                f"torch SDPA ring, {method}",
+                *torch_ring(mesh, method, length),
+                zig_zag,
+            )
         theirs._cp_options.enable_load_balance = False
     yield (
         "torch flex, gathered",

@@ -6,9 +6,8 @@ Moves have derivatives of every order.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -119,18 +118,19 @@ def agree(
     Elements of captured tensors are compared at the first call of a kind.
     """
     known = _agreed.setdefault(group, Recent(64))
-    own: dict[str, Any] = {"fault": f"{type(call).__name__}: {call}"[:500]}
-    if isinstance(call, Attention):
+    if isinstance(call, Exception):
+        if known.find(lengths):
+            raise call  # The others, most likely, compare nothing now.
+        own: dict[str, Any] = {"fault": f"{type(call).__name__}: {call}"[:500]}
+        kind = None
+    else:
+        kind = _kind(call, options, lengths)
+        is_known = known.find(kind)
+        if is_known and lengths is not None:
+            return call, [(n, n) for n in lengths]
         own = _description(call) | options
         own["lengths"] = None if lengths is None else list(lengths)
         own["parts"] = [call.query.size(2), call.key.size(2)]
-    if isinstance(call, Exception) and known.find(lengths):
-        raise call  # The others, most likely, compare nothing now.
-    kind = json.dumps(own)
-    is_known = known.find(kind)
-    if isinstance(call, Attention):
-        if is_known and lengths is not None:
-            return call, [(n, n) for n in lengths]
         if not is_known:
             own["elements of captured tensors"] = _digest(call.signature.captures)
     calls: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
@@ -184,6 +184,21 @@ def _digest(captures: Iterable[Any]) -> str:
             elements = plain(tensor).detach().cpu().contiguous().reshape(-1)
             found.update(elements.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def _kind(
+    call: Attention, options: dict[str, Any], lengths: Sequence[int] | None
+) -> Hashable:
+    """Return what tells a rank's calls apart, but for elements of tensors."""
+    tensors = call.query, call.key, call.value, *call.signature.captures
+    facts = [
+        (c.shape, c.dtype, c.device, c.requires_grad)
+        if isinstance(c, Tensor)
+        else repr(c)
+        for c in tensors
+    ]
+    recorded = torch.is_grad_enabled()
+    return call.signature.key, *facts, recorded, *options.items(), lengths
 
 
 def _description(call: Attention) -> dict[str, Any]:
