@@ -170,8 +170,8 @@ def _runs(parts: Iterable[tuple[int, int]]) -> Runs:
 @lru_cache(64)
 def _positions(own: Runs, what: str, device: torch.device) -> Tensor:
     """Return the positions of runs: one tensor for all calls."""
-    runs = [torch.arange(r.start, r.stop) for r in own]
-    return torch.cat([torch.arange(0), *runs]).to(device, torch.int32)
+    runs = [torch.arange(r.start, r.stop, device=device) for r in (range(0), *own)]
+    return torch.cat(runs).to(torch.int32)
 
 
 def overlap(runs: Runs, others: Runs) -> Runs:

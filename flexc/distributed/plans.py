@@ -124,17 +124,17 @@ def _carried(source: int, tokens: Tensor, needed: Tensor) -> list[float]:
 def _overlaps(ranges: Sequence[range], size: int, count: int) -> Tensor:
     """Return how many positions of each range are in each block."""
     starts, stops = (
-        torch.tensor(ends, dtype=torch.float64)[:, None]
+        torch.tensor(ends, dtype=torch.float64, device="cpu")[:, None]
         for ends in ([r.start for r in ranges], [r.stop for r in ranges])
     )
-    begin = torch.arange(count, dtype=torch.float64) * size
+    begin = torch.arange(count, dtype=torch.float64, device="cpu") * size
     return (stops.minimum(begin + size) - starts.maximum(begin)).clamp(min=0)
 
 
 def _owners(layout: Layout) -> Tensor:
     """Return the rank that has each run, among the runs of all ranks."""
-    counts = torch.tensor([len(runs) for runs in layout.ranks])
-    return torch.arange(layout.size).repeat_interleave(counts)
+    owners = [rank for rank, runs in enumerate(layout.ranks) for _ in runs]
+    return torch.tensor(owners, device="cpu")
 
 
 def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
@@ -209,7 +209,7 @@ def find_visits(
     """
     heads = problem.batch, problem.heads
     if mask is None or 0 in lengths:
-        every = torch.full((1, 1), float(math.prod(heads)), dtype=torch.float64)
+        every = torch.tensor([[math.prod(heads)]], dtype=torch.float64, device="cpu")
         return Visits(every, (max(lengths[0], 1), max(lengths[1], 1)))
     device, ends = problem.device, list(ends)
     with torch.no_grad():

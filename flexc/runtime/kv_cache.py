@@ -199,7 +199,7 @@ class Cache:
         return each
 
     def _numbers(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32).to(self.lengths.device)
+        return torch.tensor(numbers, dtype=torch.int32, device=self.lengths.device)
 
     def _make_room(self, counts: Sequence[int]) -> None:
         """Prepare for more tokens, or raise CacheError and change nothing."""

@@ -227,7 +227,7 @@ class Attention:
         With split keys, the kernel depends on the tables, so it must wait for them.
         """
         if not self.computed_by.is_dense and not self.may_split:
-            nothing = torch.empty(0, dtype=torch.int32)
+            nothing = torch.empty(0, dtype=torch.int32, device="cpu")
             tables = Tables((nothing,) * 4, block)
             replace(self, tables=tables, resolved=True).start_kernel()
 

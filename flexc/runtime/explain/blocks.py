@@ -104,9 +104,12 @@ def find_blocks(subject: Subject, size: tuple[int, int] | None) -> Blocks:
         rows, columns = (
             -(-n // m) for n, m in zip(subject.sizes[2:], chosen, strict=True)
         )
-        classes = torch.full((1, 1, rows, columns), PARTIAL, dtype=torch.int8)
+        classes = torch.full(
+            (1, 1, rows, columns), PARTIAL, dtype=torch.int8, device="cpu"
+        )
     else:
-        classes = by_segments(subject, chosen)
+        with torch.device("cpu"):
+            classes = by_segments(subject, chosen)
     shape = (*subject.sizes[:2], *classes.shape[2:])
     return Blocks(classes.expand(shape), chosen, subject.sizes[2:])
 
@@ -183,7 +186,7 @@ class _Grid:
 
 def arange(n: int) -> Tensor:
     """Return 0, 1, ..., n - 1 as i32, the type of positions."""
-    return torch.arange(n, dtype=torch.int32)
+    return torch.arange(n, dtype=torch.int32, device="cpu")
 
 
 def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:

@@ -246,7 +246,7 @@ class FlexFunctions(InterpreterFunctions):
         def live(share: Share) -> Tensor:
             # A lowering may divide the keys into other shares.
             kv_idx = problem.indices[3]
-            ends = (torch.tensor(n, dtype=kv_idx.dtype) for n in (0, problem.shape[3]))
+            ends = (kv_idx.new_tensor(n) for n in (0, problem.shape[3]))
             first, end = share.of(*ends)
             return pairs & (kv_idx >= first) & (kv_idx < end)
 

@@ -326,7 +326,7 @@ class ControlFunctions(InterpreterFunctions):
         carried = tuple(args[3:])
         dtype = dtype_of(op.body.block.args[0].type)
         for i in range(begin, end, step):
-            index = torch.tensor(i, dtype=dtype)
+            index = torch.tensor(i, dtype=dtype, device="cpu")
             carried = interpreter.run_ssacfg_region(op.body, (index, *carried), "for")
         return carried
 

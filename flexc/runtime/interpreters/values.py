@@ -69,7 +69,7 @@ def as_value(value: object, type_: Attribute) -> Tensor:
     if isinstance(type_, TensorType | MemRefType):
         return _as_tensor(value, type_)
     if not isinstance(value, Tensor):
-        return torch.tensor(value, dtype=dtype_of(type_))
+        return torch.tensor(value, dtype=dtype_of(type_), device="cpu")
     if value.dim() != 0:
         raise InterpretationError(
             f"expected a number of type {type_}, got a tensor of {value.dim()} dims"

@@ -104,7 +104,8 @@ class CapturedReads:
             # Assign a new dict: other threads may still read the old one.
             if len(outcomes) >= MAX_KNOWN:
                 outcomes = self.outcomes = {}
-            outcomes[key] = self.find(sizes, known)
+            with torch.device("cpu"):
+                outcomes[key] = self.find(sizes, known)
         return outcomes[key]
 
     def find(

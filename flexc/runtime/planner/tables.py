@@ -73,8 +73,9 @@ def table_of(rows: Tensor, columns: Tensor, lead: torch.Size) -> Table:
     counts = torch.bincount(rows, minlength=lead.numel())
     width = max(1, int(counts.max()))
     starts = counts.cumsum(0) - counts
-    place = torch.arange(rows.numel()) - starts[rows]
-    indices = torch.zeros((lead.numel(), width), dtype=torch.int32)
+    place = torch.arange(rows.numel(), device=rows.device) - starts[rows]
+    shape = lead.numel(), width
+    indices = torch.zeros(shape, dtype=torch.int32, device=rows.device)
     indices[rows, place] = columns.to(torch.int32)
     return counts.to(torch.int32).view(lead), indices.view(*lead, width)
 

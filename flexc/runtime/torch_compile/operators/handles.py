@@ -306,7 +306,7 @@ def _read(value: Any, nodes: Sequence[Node] = ()) -> Any:
             return _object(content)
         case _:
             dtype, number = content
-            return torch.tensor(number, dtype=_object(dtype))
+            return torch.tensor(number, dtype=_object(dtype), device="cpu")
 
 
 def _object(name: str) -> Any:

@@ -128,7 +128,7 @@ def stand_in(traced: TracedAttention, mods: ModGraphs) -> Attention | None:
     Return None if a size is unknown.
     """
     # A stand-in for captured floats that are known only at run time.
-    one = torch.ones((), dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64, device="cpu")
     tensors = [_empty(t) for t in (traced.query, traced.key, traced.value)]
     values = [
         one if slot in mods.numbers else _value(capture)

@@ -219,7 +219,7 @@ def _constant_or_tensor(scale: Any) -> Any:
     """
     if not isinstance(scale, torch.SymFloat):
         return float(scale)
-    return torch.mul(torch.ones((), dtype=torch.float64), scale)  # pyright: ignore
+    return torch.mul(torch.ones((), dtype=torch.float64, device="cpu"), scale)  # pyright: ignore
 
 
 def kind_of(capture: Any) -> Any:
