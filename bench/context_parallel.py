@@ -96,7 +96,11 @@ def torch_ring(mesh: DeviceMesh, rotate: str, length: int) -> tuple[Attend, Any]
         return partial(CpuRing.apply, mesh.get_group()), nullcontext()
     whole = torch.empty(length, device=mesh.device_type)
     context = torch_parallel(mesh, buffers=[whole], buffer_seq_dims=[0])
-    return partial(F.scaled_dot_product_attention, is_causal=True), context
+
+    def attend(*tensors: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*tensors, is_causal=True)  # Replaced.
+
+    return attend, context
 
 
 def torch_gathered(mesh: DeviceMesh, mask: Any, sizes: Sequence[int]) -> Attend:
@@ -129,11 +133,15 @@ def wait(device: torch.device) -> None:
 
 
 def seconds_of(
-    run: Callable[[], Any], device: torch.device, times: int, alone: bool = False
+    run: Callable[[], Any],
+    device: torch.device,
+    times: int,
+    alone: bool = False,
+    calls: int = 1,
 ) -> float:
-    """Return the shortest time of a run, which ranks start together.
+    """Return the shortest time of a run, of `calls` in a row that ranks start together.
 
-    Of each run the slowest rank counts, unless one runs alone.
+    The slowest rank counts, unless one runs alone.
     """
     found: list[float] = []
     for _ in range(times + 1):
@@ -141,9 +149,10 @@ def seconds_of(
         if not alone:
             dist.barrier()
         start = time.perf_counter()
-        run()
+        for _ in range(calls):
+            run()
         wait(device)
-        taken = torch.tensor(time.perf_counter() - start, device=device)
+        taken = torch.tensor((time.perf_counter() - start) / calls, device=device)
         if not alone:
             dist.all_reduce(taken, dist.ReduceOp.MAX)
         found.append(taken.item())
@@ -237,26 +246,28 @@ def compare(rank: int, store: str, args: argparse.Namespace) -> None:
     shape = (1, args.heads, args.length, args.head_dim)
     torch.manual_seed(0)
     whole = [torch.randn(shape, device=device, dtype=dtype) for _ in range(3)]
+    timed = partial(seconds_of, device=device, times=args.times, calls=args.calls)
     for name, mask in masks(args.length, device).items():
+        if name not in args.masks:
+            continue
         alone = [float("nan")] * 2
         runs = forward, train
         attend: Any = partial(flexc.flex_attention, mask_mod=mask)
         given = [t.detach().requires_grad_() for t in whole]
         if rank == 0:
-            alone = [
-                seconds_of(partial(run, given, attend), device, args.times, alone=True)
-                for run in runs
-            ]
+            alone = [timed(partial(run, given, attend), alone=True) for run in runs]
             memory = memory_of(given, attend, device, alone=True)
             print_row(name, "flexc, one process", alone, alone, memory)
         del given
         for system, attend, context, layout in systems(mesh, name, mask, whole):
+            if not any(part in system for part in args.systems):
+                continue
             given = [layout.shard(t, rank).clone().requires_grad_() for t in whole]
             has_backward = args.device == "cuda" or "flex," not in system
             memory = [float("nan")] * 2
             with context:
                 seconds = [
-                    seconds_of(partial(run, given, attend), device, args.times)
+                    timed(partial(run, given, attend))
                     for run in (runs if has_backward else runs[:1])
                 ]
                 if has_backward:
@@ -302,6 +313,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=1, help="in a row, each time")
+    parser.add_argument("--masks", nargs="+", default=["causal", "window", "documents"])
+    parser.add_argument("--systems", nargs="+", default=[""], help="parts of names")
     args = parser.parse_args()
     print(
         f"{'mask':10}{'system':44}{'fwd, ms':>11}{'speed-up':>9}{'both, ms':>11}"

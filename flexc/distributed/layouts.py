@@ -96,27 +96,14 @@ class Layout:
             return whole.narrow(dim, 0, 0)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
-    def join(self, parts: Sequence[Tensor], needed: Runs | None = None) -> Tensor:
-        """Return the tensor of the whole sequence, given the parts of all ranks.
-
-        Or from the first needed position to the last, given those of all ranks, with
-        zeros at others.
-        """
-        shape = list(parts[0].shape)
+    def join(self, parts: Sequence[Tensor], dim: int = 2) -> Tensor:
+        """Return the tensor of the whole sequence, given the parts of all ranks."""
         placed: list[tuple[int, Tensor]] = []
-        for own, part in zip(self.ranks, parts, strict=True):
-            runs = own if needed is None else overlap(own, needed)
-            pieces = part.split([*map(len, runs)], 2)
-            placed += zip((r.start for r in runs), pieces, strict=True)
-        found: list[Tensor] = []
-        end: int | None = None
-        for start, piece in sorted(placed, key=lambda p: p[0]):
-            if end is not None and start > end:
-                shape[2] = start - end
-                found.append(piece.new_zeros(shape))
-            found.append(piece)
-            end = start + piece.size(2)
-        return torch.cat(found, 2) if found else parts[0]
+        for runs, part in zip(self.ranks, parts, strict=True):
+            pieces = part.split([*map(len, runs), 0], dim)
+            placed += zip((run.start for run in runs), pieces, strict=False)
+        found = [piece for _, piece in sorted(placed, key=lambda p: p[0])]
+        return torch.cat(found, dim) if found else parts[0]
 
     @property
     def is_listed(self) -> bool:

@@ -6,7 +6,6 @@ Moves have derivatives of every order.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flexc.distributed.layouts import Layout, Runs, count, overlap, take
+from flexc.distributed.layouts import Layout, Runs, count, overlap, places, union
 from flexc.errors import DistributedError, GradientError, did_you_mean
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.wrappers import plain
@@ -240,41 +239,82 @@ def has_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-class AllToAll(torch.autograd.Function):
-    """An exchange of parts, of which each rank sends one to each. All are flat.
+@dataclass(frozen=True)
+class Moves:
+    """Rows that ranks send each other. A row that several ranks send is their sum."""
 
-    The derivative sends the parts back.
-    """
+    group: dist.ProcessGroup
+    sent: tuple[Runs, ...]
+    """The places here of the rows that each rank gets."""
+    received: tuple[Runs, ...]
+    """The places in the result of the rows that each rank sends."""
+    rows: tuple[int, int]
+    """The number of rows here and of the result."""
+
+    @property
+    def back(self) -> Moves:
+        """The moves of the derivative."""
+        before, after = self.rows
+        return Moves(self.group, self.received, self.sent, (after, before))
+
+    def run(self, own: Tensor) -> Tensor:
+        """Return the result, zeros where no rank sends a row. Sums are rounded once."""
+        own = own.contiguous()
+        arriving = tuple(run for runs in self.received for run in runs)
+        covered = count(union(arriving))
+        adds = covered < count(arriving)
+        wide = torch.promote_types(own.dtype, torch.float32) if adds else own.dtype
+        make = own.new_zeros if adds or covered < self.rows[1] else own.new_empty
+        found = make((self.rows[1], *own.shape[1:]), dtype=wide)
+        arrived = self._exchange(own, None if adds else found)
+        for runs, part in zip(self.received, arrived, strict=True):
+            for run, piece in zip(runs, part.split([*map(len, runs), 0]), strict=False):
+                place = found[run.start : run.stop]
+                if adds:
+                    place += piece
+                elif place.data_ptr() != piece.data_ptr():
+                    place.copy_(piece)
+        return found.to(own.dtype)
+
+    def _exchange(self, own: Tensor, found: Tensor | None) -> list[Tensor]:
+        """Return the rows that each rank sends. Neighbours arrive in `found`."""
+        rank = dist.get_rank(self.group)
+        ops: list[dist.P2POp] = []
+        parts: list[Tensor] = []
+        for peer, some in enumerate(self.sent):
+            to = self.received[peer]
+            sent = [own[run.start : run.stop] for run in some] or [own[:0]]
+            message = sent[0] if len(sent) == 1 else torch.cat(sent)
+            if peer == rank:
+                parts.append(message)
+                continue
+            if found is not None and len(to) == 1:
+                part = found[to[0].start : to[0].stop]
+            else:
+                part = own.new_empty((count(to), *own.shape[1:]))
+            parts.append(part)
+            ops += [
+                dist.P2POp(op, tensor, group=self.group, group_peer=peer)
+                for op, tensor in ((dist.isend, message), (dist.irecv, part))
+                if tensor.numel()
+            ]
+        with exchange(self.group):
+            for work in dist.batch_isend_irecv(ops) if ops else []:
+                work.wait()
+        return parts
+
+
+class Moved(torch.autograd.Function):
+    """The rows of a tensor, moved among ranks."""
 
     @staticmethod
-    def forward(
-        ctx: Any, group: Any, sent: list[int], received: list[int], parts: Tensor
-    ) -> Tensor:
-        ctx.given = group, received, sent
-        found = parts.new_empty(sum(received))
-        with exchange(group):
-            dist.all_to_all_single(
-                found, parts.contiguous(), received, sent, group=group
-            )
-        return found
+    def forward(ctx: Any, moves: Moves, own: Tensor) -> Tensor:
+        ctx.moves = moves
+        return moves.run(own)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
-        return None, None, None, AllToAll.apply(*ctx.given, grad)
-
-
-def _swap(
-    group: dist.ProcessGroup, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]
-) -> list[Tensor]:
-    """Send a tensor to each rank, and return those received, of the given shapes."""
-    counts = [math.prod(shape) for shape in shapes]
-    flat = torch.cat([t.reshape(-1) for t in sent])
-    found: Any = AllToAll.apply(group, [t.numel() for t in sent], counts, flat)
-    return [t.view(*s) for t, s in zip(found.split(counts), shapes, strict=True)]
-
-
-def _of_length(tensor: Tensor, length: int) -> tuple[int, ...]:
-    return (*tensor.shape[:2], length, tensor.size(3))
+        return None, Moved.apply(ctx.moves.back, grad)
 
 
 def gather(
@@ -287,17 +327,20 @@ def gather(
 
     Or from the first that this rank needs to the last, given the needs of all ranks.
     """
-    # The derivative of `expand` is one sum over the ranks, rounded once.
-    sent = own.expand(layout.size, *own.shape).unbind()
-    if needs is None:
-        shapes = [_of_length(own, n) for n in layout.lengths]
-        return layout.join(_swap(group, sent, shapes))
     rank = dist.get_rank(group)
+    needs = needs or [(range(layout.length),)] * layout.size
     runs = layout.ranks[rank]
-    sent = [take(t, runs, overlap(runs, n)) for t, n in zip(sent, needs, strict=True)]
-    counts = [count(overlap(other, needs[rank])) for other in layout.ranks]
-    found = _swap(group, sent, [_of_length(own, n) for n in counts])
-    return layout.join(found, needs[rank])
+    sent = tuple(tuple(places(runs, overlap(runs, need))) for need in needs)
+    arriving = [overlap(other, needs[rank]) for other in layout.ranks]
+    needed = union(run for some in arriving for run in some)
+    first, end = (needed[0].start, needed[-1].stop) if needed else (0, 0)
+    received = tuple(
+        tuple(range(run.start - first, run.stop - first) for run in some)
+        for some in arriving
+    )
+    moves = Moves(group, sent, received, (count(runs), end - first))
+    tokens: Any = Moved.apply(moves, own.permute(2, 0, 1, 3))
+    return tokens.permute(1, 2, 0, 3)
 
 
 class Regathered:
@@ -351,18 +394,30 @@ class Regathered:
             return self._gather(own)
 
 
+def _moves_to_heads(group: dist.ProcessGroup, layout: Layout) -> Moves:
+    """Return the moves of a rank's tokens, once for each rank's share of the heads."""
+    runs = layout.ranks[dist.get_rank(group)]
+    here, length = places(runs, runs), count(runs)
+    sent = tuple(
+        tuple(range(p.start + i * length, p.stop + i * length) for p in here)
+        for i in range(layout.size)
+    )
+    return Moves(group, sent, layout.ranks, (layout.size * length, layout.length))
+
+
 def to_heads(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
     """Return all tokens of this rank's share of the heads, given its own tokens."""
-    sent = own.chunk(layout.size, 1)
-    shapes = [_of_length(sent[0], n) for n in layout.lengths]
-    return layout.join(_swap(group, sent, shapes))
+    shares = own.unflatten(1, (layout.size, -1)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    tokens: Any = Moved.apply(_moves_to_heads(group, layout), shares)
+    return tokens.permute(1, 2, 0, 3)
 
 
 def to_tokens(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
     """Return all heads of this rank's tokens, given its share of the heads."""
-    shape = _of_length(own, layout.lengths[dist.get_rank(group)])
-    sent = [layout.shard(own, rank) for rank in range(layout.size)]
-    return torch.cat(_swap(group, sent, [shape] * layout.size), 1)
+    moves = _moves_to_heads(group, layout).back
+    shares: Any = Moved.apply(moves, own.permute(2, 0, 1, 3))
+    found = shares.unflatten(0, (layout.size, moves.rows[1] // layout.size))
+    return found.permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 
 class Summed(torch.autograd.Function):
@@ -417,7 +472,7 @@ class Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Any, layout: Layout, own: Tensor) -> Tensor:
         ctx.given = group, layout
-        return gather(group, layout, own)
+        return gather(group, layout, own).contiguous()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
