@@ -97,8 +97,9 @@ def torch_ring(mesh: DeviceMesh, rotate: str, length: int) -> tuple[Attend, Any]
     whole = torch.empty(length, device=mesh.device_type)
     context = torch_parallel(mesh, buffers=[whole], buffer_seq_dims=[0])
 
-    def attend(*tensors: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*tensors, is_causal=True)  # Replaced.
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # torch replaces the function within the context.
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
     return attend, context
 
