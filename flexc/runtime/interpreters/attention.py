@@ -148,7 +148,7 @@ def evaluate_mask(interpreter: Interpreter, mask_mod: Region, problem: Pairs) ->
     """Return where `mask_mod` is true, broadcastable to all scores."""
     args = (*problem.indices, *problem.captures)
     (mask,) = interpreter.run_ssacfg_region(mask_mod, args, "mask_mod")
-    return mask
+    return mask.to(problem.indices[0].device)
 
 
 def attend_splits(

@@ -249,7 +249,7 @@ def _modify(
     indices = [p.to(torch.int32) for p in pairs]
     args = (scores[pairs], *indices, *problem.captures)
     (values,) = interpreter.run_ssacfg_region(op.score_mod, args, "score_mod")
-    values = values.to(scores.dtype).expand(indices[0].shape)
+    values = values.to(scores).expand(indices[0].shape)
     return torch.full_like(scores, -torch.inf).index_put(pairs, values)
 
 

@@ -137,7 +137,8 @@ class Sharing:
                 return tensor
             tensor = DTensor.from_local(tensor, self.mesh, whole)
         _check_mesh("a captured tensor", tensor, self.mesh)
-        return tensor.redistribute(placements=placements).to_local()
+        # Of a leaf, torch 2.11 would detach the result in place, which it has no rule for.
+        return tensor.detach().redistribute(placements=placements).to_local()
 
     def table(self, place: int, table: Tensor) -> Tensor:
         """Return the part of a table of blocks that the rank's heads need."""
