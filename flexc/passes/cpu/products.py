@@ -77,7 +77,7 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName, power_of_2_up_to
 from flexc.passes.tidy import erase_dead
-from flexc.passes.tile.tile_access import is_zeros
+from flexc.passes.tile.tile_access import element_width, is_zeros
 
 
 def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
@@ -139,7 +139,7 @@ def is_readable(machine: VectorMachine, load: tile.LoadStridedOp) -> bool:
     To widen elements of 8 bits one by one takes longer than a product.
     """
     assert isa(load.tensor.type, TensorType[Attribute])
-    if bits_of(load.tensor.type) < 16:
+    if element_width(load.tensor.type) < 16:
         return False
     is_half = isinstance(load.tensor.type.element_type, Float16Type)
     return machine.widens_half or not is_half
@@ -280,20 +280,12 @@ More rows would leave registers for fewer rows of memory at a time.
 """
 
 
-def bits_of(type_: Attribute) -> int:
-    """Return the width of the elements of a tile or tensor, in bits."""
-    is_tensor = isa(type_, TensorType[Attribute])
-    element = type_.element_type if is_tensor else tile.element_of(type_)
-    assert isinstance(element, FixedBitwidthType)
-    return element.bitwidth
-
-
 def stream_tile(
     machine: VectorMachine, type_: Attribute, transposed: bool
 ) -> RegisterTileAttr:
     """Return the register tile of a stream product with this result type."""
     rows, columns = shape_of(type_)
-    lanes = machine.lanes(bits_of(type_))
+    lanes = machine.lanes(element_width(type_))
     most = min(STREAM_ROWS, lanes)
     together = min(most, 2 * power_of_2_up_to(rows) if rows & rows - 1 else rows)
     if transposed:
@@ -318,7 +310,7 @@ def feeds_few_rows(load: tile.LoadStridedOp, machine: VectorMachine) -> bool:
 
 def has_few_rows(op: tile.DotOp, machine: VectorMachine) -> bool:
     """Return True if a product has fewer rows than a vector has lanes."""
-    lanes = machine.lanes(bits_of(op.result.type))
+    lanes = machine.lanes(element_width(op.result.type))
     return shape_of(op.result.type)[0] < lanes
 
 
@@ -372,7 +364,7 @@ class DotOfStream(RewritePattern):
             return
         count = rows.count if op.count is None else op.count
         size = shape_of(load.result.type)[0 if rows.transposed else 1]
-        row_bytes = size * bits_of(load.tensor.type) // 8
+        row_bytes = size * element_width(load.tensor.type) // 8
         product = tile.StreamProductOp(
             op.lhs,
             load.tensor,

@@ -51,8 +51,8 @@ there are stages. With fewer than 64 columns, or with one stage, products wait f
 operands.
 """
 
-MOST_WHOLE = 64
-"""The most columns of a tile that is not split because of its padding."""
+MOST_WHOLE = 256
+"""The most bytes of a tile's row that is not split because of its padding."""
 
 MOST_STEPS = 12
 """An upper bound of the number of steps from any tile of the tables."""
@@ -73,15 +73,17 @@ PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
 
 
-def column_parts(dim: int) -> tuple[int, ...]:
+def column_parts(dim: int, bits: int) -> tuple[int, ...]:
     """Return the columns of the tiles for rows of `dim` numbers, each a power of 2.
 
-    There are two tiles if these have fewer columns together than one tile has.
+    There are two tiles if these have fewer columns together than one tile has, which
+    has long rows. Products of `bits` bits multiply the rows.
     """
     whole = max(16, next_power_of_2(dim))
     first = power_of_2_up_to(dim)
     rest = max(16, next_power_of_2(dim - first))
-    return (first, rest) if whole > MOST_WHOLE and first + rest < whole else (whole,)
+    is_long = whole * bits > 8 * MOST_WHOLE
+    return (first, rest) if is_long and first + rest < whole else (whole,)
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,16 @@ class TritonTarget(Target):
     def padded(self, dim: int, least: int = 16) -> int:
         return max(least, next_power_of_2(dim))
 
-    def held(self, dim: int, is_aligned: bool) -> int:
+    def held(self, dim: int, shape: AttentionShape | PairShape) -> int:
         """Return the columns of the tiles that hold rows of `dim` numbers."""
-        return sum(column_parts(dim)) if is_aligned else self.padded(dim)
+        if not shape.is_aligned:
+            return self.padded(dim)
+        return sum(column_parts(dim, shape.bits))
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         bits, memory = shape.bits, options.shared_memory
         both = shape.head_dim, shape.value_dim
-        dims = [self.held(d, shape.is_aligned) for d in both]
+        dims = [self.held(d, shape) for d in both]
         choices = attention_choices(bits, max(dims))
         if shape.rows is not None and shape.rows <= self.few_rows:
             rows = self.padded(shape.rows)
@@ -121,8 +125,7 @@ class TritonTarget(Target):
 
     def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
         rows, columns = (
-            [self.held(d, shape.is_aligned) for d in s]
-            for s in (shape.rows, shape.columns)
+            [self.held(d, shape) for d in s] for s in (shape.rows, shape.columns)
         )
         choices = pair_choices(shape.bits, rows, columns, len(shape.results))
         if shape.sums_diagonals:

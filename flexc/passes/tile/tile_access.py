@@ -47,9 +47,10 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 
 
 def element_width(type_: Attribute) -> int:
-    """Return the number of bits of one element of a tensor or memref."""
-    assert isa(type_, TensorType[Attribute] | MemRefType[Attribute])
-    element = type_.get_element_type()
+    """Return the number of bits of one element of a tensor, memref or tile."""
+    is_tile = isinstance(type_, tile.TileType)
+    assert is_tile or isa(type_, TensorType[Attribute] | MemRefType[Attribute])
+    element = type_.element_type
     assert isinstance(element, FixedBitwidthType)
     return element.bitwidth
 

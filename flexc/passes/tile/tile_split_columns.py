@@ -32,6 +32,7 @@ from flexc.passes.targets.triton import column_parts
 from flexc.passes.tile.tile_access import (
     Accesses,
     accessed_tile,
+    element_width,
     has_count,
     is_zero,
     static_dim,
@@ -58,9 +59,11 @@ def size_of(op: Accesses) -> int | None:
 
 def padded_accesses(block: Block) -> Iterator[tuple[Accesses, tuple[int, ...]]]:
     """Yield the accesses whose columns may be split, and the columns of the parts."""
+    products = [op for op in block.walk() if isinstance(op, tile.DotOp)]
+    bits = max((element_width(op.lhs.type) for op in products), default=0)
     for op in block.walk():
         if isinstance(op, Accesses) and (size := size_of(op)) is not None:
-            parts = column_parts(size)
+            parts = column_parts(size, bits)
             if len(parts) > 1:
                 yield op, parts
 

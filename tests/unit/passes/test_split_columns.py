@@ -25,7 +25,12 @@ from tests.unit.passes.test_schedule import attention_module
     ],
 )
 def test_parts(dim: int, parts: tuple[int, ...]) -> None:
-    assert column_parts(dim) == parts
+    assert column_parts(dim, 32) == parts
+
+
+def test_short_rows_are_whole() -> None:
+    assert column_parts(96, 16) == (128,)
+    assert column_parts(192, 16) == (128, 64)
 
 
 def lowered(module: ModuleOp) -> tuple[ModuleOp, list[int]]:
@@ -44,7 +49,11 @@ def lowered(module: ModuleOp) -> tuple[ModuleOp, list[int]]:
 @pytest.mark.parametrize("case", ["causal", "alibi", "documents", "some_rows_empty"])
 @pytest.mark.parametrize(
     ("dims", "columns"),
-    [((96, 96), [32, 64]), ((80, 136), [16, 64, 128]), ((72, 64), [16, 64])],
+    [
+        ((192, 192), [64, 128]),
+        ((160, 264), [16, 32, 128, 256]),
+        ((136, 64), [16, 64, 128]),
+    ],
 )
 def test_attention(case: str, dims: tuple[int, int], columns: list[int]) -> None:
     module, args, exact = attention_module(case, dims)
@@ -57,7 +66,7 @@ def test_attention(case: str, dims: tuple[int, int], columns: list[int]) -> None
 
 
 @pytest.mark.parametrize("case", ["causal", "soft_cap", "pair_bias"])
-@pytest.mark.parametrize(("dim", "columns"), [(80, [16, 64]), (192, [64, 128])])
+@pytest.mark.parametrize(("dim", "columns"), [(136, [16, 128]), (192, [64, 128])])
 def test_gradients(case: str, dim: int, columns: list[int]) -> None:
     module, args, wanted = backward(case, dim=dim, one_pass="none")
     kernels, found = lowered(module)

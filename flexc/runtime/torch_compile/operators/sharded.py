@@ -137,7 +137,7 @@ class Sharing:
                 return tensor
             tensor = DTensor.from_local(tensor, self.mesh, whole)
         _check_mesh("a captured tensor", tensor, self.mesh)
-        # Of a leaf, torch 2.11 would detach the result in place, which it has no rule for.
+        # torch 2.11 has no rule for detaching the result of a leaf in place.
         return tensor.detach().redistribute(placements=placements).to_local()
 
     def table(self, place: int, table: Tensor) -> Tensor:
