@@ -264,6 +264,8 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         # After hoisting: a tile that is loaded before a loop is worth keeping.
         TileStreamProductsPass(machine),
         TileRegisterProductsPass(machine),
+        # Products of the same rows read the same copy.
+        TidyCsePass(),
         TileAddProductsPass(machine),
         # After products, which state how many rows they compute.
         TilePanelMapsPass(),

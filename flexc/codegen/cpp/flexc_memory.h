@@ -94,6 +94,70 @@ FLEXC_INLINE const T* collect(
     return copy;
 }
 
+// Copies of a head's rows that lie apart in memory, near each other, for programs of a
+// thread that read them again. Memory that a kernel reads does not change while it runs.
+template <class T, int Columns>
+class NearRows {
+    // An odd number of cache lines: a block's rows fall on all sets of a cache.
+    static constexpr int line = 64 / int(sizeof(T));
+    static constexpr int pitch = ((Columns + line - 1) / line | 1) * line;
+    static constexpr int room = (9 << 18) / (pitch * int(sizeof(T)));
+    enum State : uint8_t { unread, once, copied };
+    const bool is_repeated;
+    const T* head = nullptr;
+    void* allocation = nullptr;
+    State states[room];
+
+    // True if rows lie apart, or a block's rows fall on few sets of a cache.
+    static bool is_far(int64_t stride) {
+        return stride >= 2 * Columns || (stride > 0 && stride * sizeof(T) % 512 == 0);
+    }
+
+    static bool has(const State* states, State state, int count) {
+        return __builtin_memchr(states, state, count);
+    }
+
+    T* near(int64_t row) {
+        if (!allocation && !(allocation = __builtin_malloc(room * pitch * sizeof(T) + 64)))
+            __builtin_abort();
+        char* start = static_cast<char*>(allocation);
+        start += -reinterpret_cast<size_t>(start) & 63;
+        return reinterpret_cast<T*>(start) + row * pitch;
+    }
+
+public:
+    // A thread is expected to read rows often if `is_repeated`.
+    NearRows(bool is_repeated) : is_repeated(is_repeated) {}
+    ~NearRows() { __builtin_free(allocation); }
+    NearRows(const NearRows&) = delete;
+
+    // Return `count` rows from `start` on, and set the step from row to row. Rows are
+    // copied as soon as all of them are read again, and if there is room.
+    __attribute__((noinline)) const T* find(
+        int64_t& step, const T* from, int64_t start, int64_t stride, int32_t count) {
+        const T* const place = from + start * stride;
+        step = stride;
+        if (!is_repeated || !is_far(stride) || count <= 0 || start + count > room) return place;
+        if (from != head) __builtin_memset(states, unread, room);
+        head = from;
+        State* const state = states + start;
+        if (has(state, unread, count)) {
+            for (int i = 0; i < count; ++i)
+                if (state[i] == unread) state[i] = once;
+            return place;
+        }
+        T* const rows = near(start);
+        if (has(state, once, count)) {
+            for (int i = 0; i < count; ++i)
+                if (state[i] == once)
+                    __builtin_memcpy(rows + i * pitch, place + i * stride, Columns * sizeof(T));
+            __builtin_memset(state, copied, count);
+        }
+        step = pitch;
+        return rows;
+    }
+};
+
 // Compute out[i] = in[i * stride], 0 from `extent` on.
 template <class T, int N, class S>
 FLEXC_INLINE void load(Tile<T, N> out, const S* in, int64_t stride, int32_t extent) {

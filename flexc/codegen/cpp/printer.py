@@ -47,7 +47,7 @@ xor xor_eq
 
 _SUPPORT = """
 flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 float8_e4m3 float8_e5m2
-bool Vec Min Kept all
+bool Vec Min Kept NearRows all
 collect columns_at_once convert lanes load_vector mask minus_one_if one_if read_if
 select splat
 store_vector vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32
@@ -85,7 +85,7 @@ class CppPrinter(MapPrinter):
     _copies: dict[SSAValue, str] = field(
         default_factory=dict[SSAValue, str], init=False
     )
-    """The names of the arrays that hold rows of pages, by their tensors."""
+    """The names of what holds copies of rows, by their tensors."""
 
     reserved: ClassVar[frozenset[str]] = RESERVED
     comment_marker: ClassVar[str] = "//"
@@ -140,13 +140,12 @@ class CppPrinter(MapPrinter):
             self._buffers.append((name, buffer.tile))
             self.line(f"{buffer_type(buffer.tile)} {name};")
         for inner in op.walk():
-            if isinstance(inner, tile.CollectOp) and inner.tensor not in self._copies:
-                assert isa(inner.rows.type, TensorType[Attribute])
-                rows, columns = inner.rows.type.get_shape()
-                element = memory_type(inner.rows.type.element_type)
+            if not isinstance(inner, tile.CollectOp | tile.NearRowsOp):
+                continue
+            if inner.tensor not in self._copies:
                 name = self.unique_name(f"{self.name(inner.tensor)}_copy")
                 self._copies[inner.tensor] = name
-                self.line(f"alignas(64) {element} {name}[{rows * columns}];")
+                self.line(_copies_of_rows(inner, name))
 
     def print_block(self, block: Block) -> None:
         for op in block.ops:
@@ -282,6 +281,18 @@ class CppPrinter(MapPrinter):
         self.line(f"const {element}* const {rows} = {call};")
 
     @print_op.register
+    def _(self, op: tile.NearRowsOp) -> None:
+        assert isa(op.rows.type, TensorType[Attribute])
+        element = memory_type(op.rows.type.element_type)
+        step, rows = self.declare(op.step), self.declare(op.rows)
+        source = f"{self.name(op.tensor)} + {self.name(op.head)}"
+        where = self.names([op.start, op.stride, op.count])
+        args = ", ".join([step, source, *where])
+        self.line(f"int64_t {step};")
+        call = f"{self._copies[op.tensor]}.find({args})"
+        self.line(f"const {element}* const {rows} = {call};")
+
+    @print_op.register
     def _(self, op: tile.StoreStridedOp) -> None:
         target = f"{self.name(op.memref)} + {self.name(op.base)}"
         where = self.names([*op.strides, *op.extents])
@@ -402,6 +413,17 @@ class CppPrinter(MapPrinter):
         rows = str(op.shape[0]) if op.count is None else self.name(op.count)
         outcomes = tuple(op.outcome(i) for i in range(len(op.results)))
         self.print_tile_map(MapPlan(op, rows, outcomes), self.bind_tiles(op))
+
+
+def _copies_of_rows(op: tile.CollectOp | tile.NearRowsOp, name: str) -> str:
+    """Return the definition of what holds copies of a tensor's rows."""
+    assert isa(op.rows.type, TensorType[Attribute])
+    element = memory_type(op.rows.type.element_type)
+    rows, columns = op.rows.type.get_shape()
+    if isinstance(op, tile.NearRowsOp):
+        again = "true" if op.repeated is not None else "grid_0 >= 8 * threads"
+        return f"NearRows<{element}, {columns}> {name}({again});"
+    return f"alignas(64) {element} {name}[{rows * columns}];"
 
 
 def _uses_unit(op: Operation) -> bool:

@@ -53,6 +53,7 @@ from flexc.dialects.tile.cpu import (
     CopyOp,
     LoadStridedOp,
     Loop,
+    NearRowsOp,
     StoreStridedOp,
 )
 from flexc.dialects.tile.cpu_products import (

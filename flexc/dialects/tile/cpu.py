@@ -21,6 +21,7 @@ from xdsl.dialects.builtin import (
     StridedLayoutAttr,
     StringAttr,
     TensorType,
+    UnitAttr,
     i32,
     i64,
 )
@@ -208,15 +209,13 @@ class CollectOp(IRDLOperation):
     ):
         """Create the op; `rows` are the first row, their number, and the most."""
         start, count, most = rows
-        type_ = tensor.type
-        assert isa(type_, TensorType[Attribute])
-        layout = StridedLayoutAttr([NoneAttr(), IntAttr(1)])
-        columns = type_.get_shape()[-1]
+        assert isa(tensor.type, TensorType[Attribute])
+        columns = tensor.type.get_shape()[-1]
         super().__init__(
             operands=[
                 *(tensor, base, strides, table, entries, start, count, num_pages)
             ],
-            result_types=[TensorType(type_.element_type, [most, columns], layout), i64],
+            result_types=[_rows_type(tensor, (most, columns)), i64],
         )
 
     @property
@@ -240,6 +239,73 @@ class CollectOp(IRDLOperation):
             raise VerifyException(
                 f"rows expects a matrix of {columns} columns of {element}, got {rows}"
             )
+
+
+@irdl_op_definition
+class NearRowsOp(IRDLOperation):
+    """Rows of a head as rows of one tensor, and the stride from row to row.
+
+    Row i begins at `head + (start + i) * stride`, and its elements are adjacent. Only
+    the first `count` rows are read, and others have no elements. The result is a copy,
+    which is found when a thread reads these rows again, or the rows themselves. Rows
+    are `repeated` if a program reads them again, and not only later ones.
+
+    ```mlir
+    %rows, %step = tile.near_rows %key[%head] from %start stride %s2 count %n
+         : tensor<?x?x?x64xf32> -> tensor<96x64xf32, strided<[?, 1]>>
+    %rows, %step = tile.near_rows %key[%head] from %start stride %s2 count %n repeated
+         : tensor<?x?x?x64xf32> -> tensor<96x64xf32, strided<[?, 1]>>
+    ```
+    """
+
+    name = "tile.near_rows"
+
+    tensor = operand_def(TensorType[Attribute])
+    head = operand_def(i64)
+    start = operand_def(i64)
+    stride = operand_def(i64)
+    count = operand_def(i32)
+    repeated = opt_prop_def(UnitAttr)
+    rows = result_def(TensorType[Attribute])
+    step = result_def(i64)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $head `]` `from` $start `stride` $stride `count` $count "
+        "(`repeated` $repeated^)? attr-dict `:` type($tensor) `->` type($rows)"
+    )
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        head: SSAValue,
+        start: SSAValue,
+        stride: SSAValue,
+        count: SSAValue,
+        shape: tuple[int, int],
+        repeated: bool,
+    ):
+        super().__init__(
+            operands=[tensor, head, start, stride, count],
+            properties={"repeated": UnitAttr() if repeated else None},
+            result_types=[_rows_type(tensor, shape), i64],
+        )
+
+    def verify_(self) -> None:
+        assert isa(self.rows.type, TensorType[Attribute])
+        shape = self.rows.type.get_shape()
+        if len(shape) != 2 or self.rows.type != _rows_type(self.tensor, shape):
+            raise VerifyException(
+                f"rows expects a matrix of the tensor's elements whose rows are "
+                f"adjacent elements, got {self.rows.type}"
+            )
+
+
+def _rows_type(tensor: SSAValue, shape: Sequence[int]) -> TensorType[Attribute]:
+    """Return the type of rows of a tensor at any distance, as a matrix."""
+    assert isa(tensor.type, TensorType[Attribute])
+    layout = StridedLayoutAttr([NoneAttr(), IntAttr(1)])
+    return TensorType(tensor.type.element_type, shape, layout)
 
 
 @irdl_op_definition

@@ -25,9 +25,11 @@ Transposing or copying a block of memory costs more than a product with few rows
    are adjacent.
 4. For a read in place along a counted dimension in a loop, the operand `next` is the
    distance to the block of the next iteration, so that the block can be prefetched.
-5. An lhs that a loop transposes for a packed rhs gets the layout `#tile.kept`: programs
+5. Rows of a head that a loop reads in place become `tile.near_rows`: those that lie
+   apart are copied for later programs of a thread. Those of a packed rhs are not.
+6. An lhs that a loop transposes for a packed rhs gets the layout `#tile.kept`: programs
    of a thread find the blocks that earlier ones transposed.
-6. The kernel gets an attribute with the width of the vectors.
+7. The kernel gets an attribute with the width of the vectors.
 
 `tile-add-products`: products that are only added to memory are summed there. A
 `tile.add_strided` of a `tile.register_product` becomes a `tile.add_register_product`,
@@ -38,6 +40,7 @@ memory are whole vectors of adjacent elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -145,27 +148,64 @@ def is_readable(machine: VectorMachine, load: tile.LoadStridedOp) -> bool:
     return machine.widens_half or not is_half
 
 
-def is_in_loop(op: Operation) -> bool:
-    """Return True if a loop runs an op."""
-    parent = op.parent_op()
-    while parent is not None and not isinstance(parent, scf.ForOp):
-        parent = parent.parent_op()
-    return parent is not None
+def loops_around(op: Operation) -> int:
+    """Return the number of loops that run an op."""
+    count, parent = 0, op.parent_op()
+    while parent is not None:
+        count, parent = count + isinstance(parent, scf.ForOp), parent.parent_op()
+    return count
 
 
-def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None:
+def place_of_next(
+    load: tile.LoadStridedOp, strides: Sequence[SSAValue], code: ScalarCode
+) -> SSAValue | None:
     """Return the distance to the next iteration's block, 0 in the last iteration.
 
-    Return None outside of loops, for a load without a counted dimension, and for rows
-    of pages, whose next block lies elsewhere.
+    `strides` are those with which the block is read. Return None outside of loops, for
+    a load without a counted dimension, and for rows of pages, whose next block lies
+    elsewhere.
     """
     dim, collected = load.counted_dim, isinstance(load.tensor.owner, tile.CollectOp)
-    if dim is None or collected or not is_in_loop(load):
+    if dim is None or collected or not loops_around(load):
         return None
     size, count = shape_of(load.result.type)[dim], load.extents[dim]
-    further = code.mul(load.strides[dim], code.const(size, i64), "further")
+    further = code.mul(strides[dim], code.const(size, i64), "further")
     is_full = code.insert(arith.CmpiOp(count, code.const(size), "eq"), "is_full")
     return code.select(is_full, further, code.const(0, i64), "next")
+
+
+Place = tuple[SSAValue, SSAValue, Sequence[SSAValue]]
+"""A tensor, and the base and strides of a tile within it."""
+
+
+def near_place(load: tile.LoadStridedOp, code: ScalarCode) -> Place:
+    """Return the place of a load's elements, near each other if a loop reads rows.
+
+    Rows are whole and counted, and their number is a factor of the last term of the
+    load's base.
+    """
+    tensor, place = load.tensor, (load.tensor, load.base, load.strides)
+    dim, base = load.counted_dim, load.base.owner
+    if dim is None or not isinstance(base, arith.AddiOp) or not loops_around(load):
+        return place
+    assert isa(tensor.type, TensorType[Attribute])
+    sizes, columns = shape_of(load.result.type), tensor.type.get_shape()[-1]
+    stride, unit, offset = load.strides[dim], load.strides[1 - dim], base.rhs.owner
+    if not isinstance(offset, arith.MuliOp) or offset.rhs != stride:
+        return place
+    is_whole = sizes[1 - dim] == columns and int_constant(unit) == 1
+    if not is_whole or not isinstance(tensor.owner, Block):
+        return place
+    op = tile.NearRowsOp(
+        *(tensor, base.lhs, offset.lhs, stride, load.extents[dim]),
+        (sizes[dim], columns),
+        repeated=loops_around(load) > 1,
+    )
+    code.builder.insert(op)
+    hint = tensor.name_hint or "tensor"
+    op.rows.name_hint, op.step.name_hint = f"{hint}_rows", f"{hint}_step"
+    strides = (unit, op.step) if dim else (op.step, unit)
+    return op.rows, code.const(0, i64), strides
 
 
 def is_kept(op: tile.DotOp) -> bool:
@@ -180,7 +220,7 @@ def is_kept(op: tile.DotOp) -> bool:
         and tile.is_packed(op.rhs.type)
         and isinstance(load.tensor.owner, Block)
         and int_constant(load.strides[0]) == 1
-        and is_in_loop(load)
+        and loops_around(load) > 0
         and feeds_products_alone(load)
     )
 
@@ -231,15 +271,18 @@ class DotInRegisters(RewritePattern):
         if inner is not None and op.count not in (None, inner):
             return None
         code = ScalarCode(InsertPoint.before(op))
+        tensor, base, strides = load.tensor, load.base, load.strides
+        if not tile.is_packed(op.rhs.type):
+            tensor, base, strides = near_place(load, code)
         return tile.RegisterProductOp(
-            load.tensor,
+            tensor,
             op.rhs,
             *rest,
-            base=load.base,
-            strides=load.strides,
+            base=base,
+            strides=strides,
             rows=rows,
             inner=op.count if inner is None else inner,
-            next=place_of_next(load, code) if is_prefetched else None,
+            next=place_of_next(load, strides, code) if is_prefetched else None,
         )
 
     def rest(

@@ -67,6 +67,19 @@ class CpuFunctions(InterpreterFunctions):
         rows[:count] = read_storage(given[op.tensor], offsets, None)
         return rows, torch.tensor(columns)
 
+    @impl(tile.NearRowsOp)
+    def run_near_rows(
+        self, interpreter: Interpreter, op: tile.NearRowsOp, args: PythonValues
+    ) -> PythonValues:
+        tensor, head, start, stride, count = args
+        most, columns = op.rows.type.get_shape()
+        first = head + (start + torch.arange(int(count))) * stride
+        rows = unspecified((most, columns), tensor.dtype)
+        rows[: int(count)] = read_storage(
+            tensor, first[:, None] + torch.arange(columns), None
+        )
+        return rows, torch.tensor(columns)
+
     @impl(tile.StoreStridedOp)
     def run_store(
         self, interpreter: Interpreter, op: tile.StoreStridedOp, args: PythonValues
