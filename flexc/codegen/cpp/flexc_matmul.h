@@ -226,8 +226,10 @@ FLEXC_SHARED void Product<Accumulate, R, V, N, T, O, L, Rows>::run(
     O out, L lhs, const T* rhs, Rows rows, int inner) {
     constexpr int width = V * lanes<T>, whole = N / width * width;
     constexpr int rest = (N - whole + lanes<T> - 1) / lanes<T>, P = pitch<T>(N);
-    for (int j = 0; j < whole; j += width)
+    for (int j = 0; j < whole; j += width) {
         product_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, rows, inner);
+        lhs.next = {};  // The first panel asks for what all panels read.
+    }
     if constexpr (rest > 0)
         product_panel<Accumulate, R, rest, P>(out.after(whole), lhs, rhs + whole, rows, inner);
 }
