@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+import flexc
 from tests.codegen.cpp_kernels import attention_text, lower, run_attention
+from tests.support.corpus_masks import causal_mask
 from tests.support.reference import attention
 
 CAUSAL = """
@@ -161,3 +167,39 @@ def test_nan_and_infinities_spread_as_in_torch() -> None:
     out, _ = run_attention(spec, query, key, value, SCALE)
     want = attention(query, key, value, scale=SCALE, enable_gqa=True).out
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def window(b: int, h: int, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx - kv_idx).abs() < 70
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("mask", [None, causal_mask, window])
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+def test_copies_of_far_rows_change_no_bit(
+    mask: Callable[..., Any] | None, head_dim: int
+) -> None:
+    """Enough programs of a head run on one thread that it reads its copies of rows."""
+    views = torch.randn(2, 600, 8, head_dim).transpose(1, 2).split([4, 2, 2], 1)
+    near = [x.contiguous() for x in views]
+    if head_dim == 128:  # Rows of 512 bytes are far from each other too.
+        near = [torch.cat([x, x[..., :16]], 3)[..., :128] for x in near]
+    options: Any = {"mask_mod": mask, "enable_gqa": True, "backend": "cpp"}
+    attend = partial(flexc.flex_attention, **options)
+    d_out = torch.randn(2, 4, 600, head_dim)
+    found: list[tuple[Tensor, ...]] = []
+    for given in (views, near):
+        qkv = [x.detach().requires_grad_() for x in given]
+        out = attend(*qkv)
+        assert isinstance(out, Tensor)
+        found.append((out, *torch.autograd.grad(out, qkv, d_out)))
+    for far, other in zip(*found, strict=True):
+        assert torch.equal(far, other)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from flexc.passes.targets.cpp import MACHINES
 from flexc.passes.targets.target import MachineName
+from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
 
@@ -111,3 +115,90 @@ def test_no_more_is_added_than_a_count_says(stride: int) -> None:
                 for j in range(columns):
                     want[(i + j) * stride] += 2
             assert got.equal(want), (tile, count)
+
+
+NEAR_ROWS = """
+#include "flexc_support.h"
+using namespace flexc;
+FLEXC_KERNEL void near_rows(
+    const float* in, int64_t stride, const int64_t* head, const int64_t* start,
+    const int32_t* count, int n, bool repeated, float* out, bool* is_copy) {
+    NearRows<float, 24> near(repeated);
+    for (int i = 0; i < n; ++i) {
+        int64_t step;
+        const float* rows = near.find(step, in + head[i], start[i], stride, count[i]);
+        is_copy[i] = rows != in + head[i] + start[i] * stride;
+        for (int row = 0; row < count[i]; ++row)
+            __builtin_memcpy(out + (i * 8 + row) * 24, rows + row * step, 96);
+    }
+}
+"""
+NEAR_ROOM = (9 << 18) // (3 * 64)
+"""The rows of 24 floats, three cache lines apart, for which a thread has room."""
+
+Reads = list[tuple[int, int, int]]
+"""The head, the first row and the number of rows of each read."""
+
+
+@pytest.fixture(scope="module")
+def near_rows(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("near")
+    (folder / "near.cpp").write_text(NEAR_ROWS)
+    find_compiler().build(folder / "near.cpp", output=folder / "near.so")
+    return ctypes.CDLL(str(folder / "near.so"))
+
+
+def copied(
+    library: ctypes.CDLL, reads: Reads, stride: int = 2 * 24, repeated: bool = True
+) -> list[bool]:
+    """Return which reads were of copies; all must have the rows of the memory."""
+    memory = torch.randn(2, NEAR_ROOM + 8, stride)
+    heads, starts, counts = (
+        torch.tensor(column) for column in zip(*reads, strict=True)
+    )
+    out, is_copy = (
+        torch.zeros(len(reads), 8, 24),
+        torch.zeros(len(reads), dtype=torch.bool),
+    )
+    head, count = heads * memory.stride(0), counts.int()
+    pointers = [
+        ctypes.c_void_p(t.data_ptr())
+        for t in (memory, head, starts, count, out, is_copy)
+    ]
+    library.near_rows(
+        *(pointers[0], ctypes.c_int64(stride), *pointers[1:4], len(reads)),
+        *(ctypes.c_bool(repeated), *pointers[4:]),
+    )
+    for (at, first, n), got in zip(reads, out, strict=True):
+        assert torch.equal(got[:n], memory[at, first : first + n, :24])
+    return is_copy.tolist()
+
+
+def test_rows_are_copied_when_all_of_them_are_read_again(
+    near_rows: ctypes.CDLL,
+) -> None:
+    reads = [(0, 0, 8), (0, 4, 8), (0, 0, 8), (0, 6, 3), (0, 9, 4), (0, 5, 8)]
+    assert copied(near_rows, reads) == [False, False, True, True, False, True]
+    other = [(0, 0, 8), (0, 0, 8), (1, 0, 8), (0, 0, 8), (0, 0, 8), (0, 0, 8)]
+    assert copied(near_rows, other) == [False, True, False, False, True, True]
+
+
+def test_rows_that_are_near_or_seldom_read_are_not_copied(
+    near_rows: ctypes.CDLL,
+) -> None:
+    twice: Reads = [(0, 0, 8)] * 2
+    assert copied(near_rows, twice, stride=24) == [False, False]
+    assert copied(near_rows, twice, stride=24 + 16) == [False, False]
+    assert copied(near_rows, twice, repeated=False) == [False, False]
+    assert copied(near_rows, twice, stride=128) == [False, True]
+    last: Reads = [(1, NEAR_ROOM - 8, 8)] * 2
+    beyond: Reads = [(1, NEAR_ROOM - 7, 8)] * 2
+    assert copied(near_rows, last) == [False, True]
+    assert copied(near_rows, beyond) == [False, False]
+
+
+def test_rows_at_random(near_rows: ctypes.CDLL) -> None:
+    heads, starts, counts = (torch.randint(n, (2000,)) for n in (2, 60, 9))
+    heads = heads.sort().values
+    reads = list(zip(*(x.tolist() for x in (heads, starts, counts)), strict=True))
+    assert any(copied(near_rows, reads))

@@ -106,6 +106,7 @@ class NearRows {
     const bool is_repeated;
     const T* head = nullptr;
     void* allocation = nullptr;
+    int64_t seen = 0, capacity = 0;
     State states[room];
 
     // True if rows lie apart, or a block's rows fall on few sets of a cache.
@@ -117,9 +118,16 @@ class NearRows {
         return __builtin_memchr(states, state, count);
     }
 
-    T* near(int64_t row) {
-        if (!allocation && !(allocation = __builtin_malloc(room * pitch * sizeof(T) + 64)))
-            __builtin_abort();
+    // Return the place of a row's copy; there is room for the rows that were read.
+    T* near(int64_t row, int64_t end) {
+        if (end > capacity) {
+            __builtin_free(allocation);
+            capacity = seen;
+            allocation = __builtin_malloc(capacity * pitch * sizeof(T) + 64);
+            if (!allocation) __builtin_abort();
+            for (State& state : states)
+                if (state == copied) state = once;
+        }
         char* start = static_cast<char*>(allocation);
         start += -reinterpret_cast<size_t>(start) & 63;
         return reinterpret_cast<T*>(start) + row * pitch;
@@ -142,11 +150,12 @@ public:
         head = from;
         State* const state = states + start;
         if (has(state, unread, count)) {
+            seen = seen < start + count ? start + count : seen;
             for (int i = 0; i < count; ++i)
                 if (state[i] == unread) state[i] = once;
             return place;
         }
-        T* const rows = near(start);
+        T* const rows = near(start, start + count);
         if (has(state, once, count)) {
             for (int i = 0; i < count; ++i)
                 if (state[i] == once)

@@ -25,6 +25,7 @@ from flexc.runtime.explain.subject import (
     Subject,
     schedule_of,
 )
+from flexc.runtime.inputs.tensor_facts import Placement
 from flexc.runtime.kernels.cpp_compiler import host_machine, lacks_tiles
 
 WIDTH = 92
@@ -69,6 +70,8 @@ class Explanation:
     """The layout and method by which ranks share the call, empty if they do not."""
     products: str = ""
     """The form of a CPU's products, and why; empty on other devices."""
+    copies: str = ""
+    """The rows that threads of a CPU copy, and why; empty if there are none."""
 
     @classmethod
     def of(
@@ -105,6 +108,7 @@ class Explanation:
             schedule=schedule,
             ignored=call.choices.ignored,
             products=products_of(call) if call.computed_by.for_cpu else "",
+            copies=copies_of(subject, differentiated),
         )
 
     @property
@@ -202,6 +206,8 @@ class Explanation:
         yield f"  tiles of {m} x {n}{own}"
         if self.products:
             yield from _wrapped("  products of ", self.products)
+        if self.copies:
+            yield from _wrapped("  copies of ", self.copies)
         kinds = [
             f"{getattr(counts, kind):,} {kind}"
             for kind in ("full", "partial", "skipped")
@@ -279,6 +285,26 @@ def products_of(call: Attention) -> str:
     if packed.depth > 2:
         return f"tiles of {dtype}, on the matrix unit of {machine}"
     return f"pairs of {dtype}, which {machine} has{lacks_tiles()}"
+
+
+def copies_of(subject: Subject, differentiated: bool) -> str:
+    """Return the rows of which threads of a CPU keep copies, empty if there are none.
+
+    `NearRows` in flexc_memory.h decides.
+    """
+    call = subject.call
+    programs = -(-subject.sizes[2] // subject.tile.block_m)
+    packed = MACHINES[host_machine()].packed and call.query.dtype == torch.bfloat16
+    is_repeated = differentiated or programs >= 8 * torch.get_num_threads()
+    if not call.computed_by.for_cpu or call.pages or packed or not is_repeated:
+        return ""
+    placement = call.placement or Placement.of(*call.operands)
+    sides = zip(("keys", "values"), (call.key, call.value), placement.far, strict=True)
+    far = [name for name, t, is_far in sides if is_far and t.element_size() > 1]
+    if not far:
+        return ""
+    why = "rows lie apart or fall on few sets of a cache"
+    return f"{' and '.join(far)} that a thread reads again, up to 2.25 MB each: {why}"
 
 
 def captured_by(subject: Subject) -> dict[str, str]:

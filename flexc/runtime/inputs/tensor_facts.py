@@ -70,6 +70,16 @@ def _reaches(step: int) -> bool:
     return step % ALIGNMENT == 0 and step < MAX_COPIED_STRIDE
 
 
+def has_far_rows(tensor: Tensor) -> bool:
+    """Return True if rows lie apart, or those of a block fall on few sets of a cache.
+
+    `NearRows` in flexc_memory.h decides so.
+    """
+    step, columns = tensor.stride(2), tensor.size(3)
+    is_even = step > 0 and step * tensor.element_size() % 512 == 0
+    return has_unit_stride(tensor) and (step >= 2 * columns or is_even)
+
+
 @dataclass(frozen=True)
 class Placement:
     """The memory layout of query, key and value."""
@@ -80,6 +90,8 @@ class Placement:
     """The alignment in bytes of all rows, and of rows of an output laid out as the
     query.
     """
+    far: tuple[bool, bool]
+    """For key and value, True if a CPU's threads copy rows that they read again."""
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Placement:
@@ -88,6 +100,7 @@ class Placement:
         return cls(
             (has_unit_stride(query), has_unit_stride(key), has_unit_stride(value)),
             ALIGNMENT if aligned else None,
+            (has_far_rows(key), has_far_rows(value)),
         )
 
 

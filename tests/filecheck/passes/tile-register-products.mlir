@@ -126,3 +126,53 @@ tile.kernel @narrow(%k : tensor<?x?xf16> #tile.param<argument 0>,
   tile.store_strided %d, %out[%base] strides [%one, %one] extents [%c16, %c16] : !tile.tile<16x16xf32>, memref<?x?xf32>
   tile.return
 }
+
+// Rows that a loop reads have their number in the last term of the base: threads that
+// read them again bring them near, and a program does if it loops over them twice.
+// Other bases are read in place, as are rows that are not whole.
+// CHECK-LABEL: tile.kernel @near
+// CHECK: scf.for
+// CHECK: %k_rows, %k_step = tile.near_rows %k[%head] from %i1 stride %stride count %n : tensor<?x64xbf16, strided<[?, 1]>> -> tensor<96x64xbf16, strided<[?, 1]>>
+// CHECK: %further = arith.muli %k_step
+// CHECK: tile.register_product %k_rows[%{{.*}}] strides[%k_step, %one] rows %n next %{{.*}}, %q_t
+// CHECK: scf.for
+// CHECK: tile.near_rows %k[%head] from %i1 stride %stride count %n repeated
+// CHECK: tile.register_product %k_rows_1[%{{.*}}] strides[%one, %k_step_1] inner %n
+// CHECK-NOT: tile.near_rows
+// CHECK: tile.register_product %k[%reversed]
+// CHECK: tile.register_product %k[%base]
+tile.kernel @near(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %stride : i64 #tile.param<stride 0, 0>, %head : i64 #tile.param<argument 1>,
+    %out : memref<?x?xf32> #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c1 = arith.constant 1 : i32
+  %c0 = arith.constant 0 : i32
+  %c32 = arith.constant 32 : i32
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  %q_t = tile.full %zero : f32 -> !tile.tile<64x32xf32>
+  %half = tile.full %zero : f32 -> !tile.tile<32x32xf32>
+  %p = tile.full %zero : f32 -> !tile.tile<96x32xf32>
+  scf.for %i = %c0 to %n step %c1 : i32 {
+    %i1 = arith.extsi %i : i32 to i64
+    %offset = arith.muli %i1, %stride : i64
+    %base = arith.addi %head, %offset : i64
+    %key = tile.load_strided %k[%base] strides [%stride, %one] extents [%n, %c64] counted 0 : !k -> !tile.tile<96x64xf32>
+    %s = tile.dot %key, %q_t, %p : !tile.tile<96x64xf32>, !tile.tile<64x32xf32>, !tile.tile<96x32xf32> -> !tile.tile<96x32xf32>
+    tile.store_strided %s, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<96x32xf32>, memref<?x?xf32>
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %k_t = tile.load_strided %k[%base] strides [%one, %stride] extents [%c64, %n] counted 1 : !k -> !tile.tile<64x96xf32>
+      %o = tile.dot %k_t, %p, %q_t count %n : !tile.tile<64x96xf32>, !tile.tile<96x32xf32>, !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+      tile.store_strided %o, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
+    }
+    %reversed = arith.addi %offset, %head : i64
+    %other = tile.load_strided %k[%reversed] strides [%stride, %one] extents [%n, %c64] counted 0 : !k -> !tile.tile<96x64xf32>
+    %u = tile.dot %other, %q_t, %p : !tile.tile<96x64xf32>, !tile.tile<64x32xf32>, !tile.tile<96x32xf32> -> !tile.tile<96x32xf32>
+    tile.store_strided %u, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<96x32xf32>, memref<?x?xf32>
+    %some = tile.load_strided %k[%base] strides [%stride, %one] extents [%n, %c32] counted 0 : !k -> !tile.tile<96x32xf32>
+    %v = tile.dot %some, %half, %p : !tile.tile<96x32xf32>, !tile.tile<32x32xf32>, !tile.tile<96x32xf32> -> !tile.tile<96x32xf32>
+    tile.store_strided %v, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<96x32xf32>, memref<?x?xf32>
+  }
+  tile.return
+}

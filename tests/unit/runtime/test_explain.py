@@ -548,3 +548,19 @@ def test_form_of_products(
     (found,) = flexc.explain(flexc.flex_attention, x, x, x)
     assert found.products == text
     assert f"  products of {text}" in str(found)
+
+
+def test_copies_of_rows_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "host_machine", lambda: "avx2")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    views = torch.zeros(1, 1024, 3, 4, 32).permute(2, 0, 3, 1, 4).unbind()
+    (found,) = flexc.explain(flexc.flex_attention, *views)
+    assert found.copies.startswith("keys and values that a thread reads again")
+    assert f"  copies of {found.copies[:40]}" in str(found)
+    query, key, value = (x.contiguous() for x in views)
+    for few in ((query, key, value), (query[:, :, :1], *views[1:])):
+        (found,) = flexc.explain(flexc.flex_attention, *few)
+        assert not found.copies
+    wide = torch.zeros(1, 2, 1024, 128)
+    (found,) = flexc.explain(flexc.flex_attention, wide[..., :32], key[:, :2], wide)
+    assert found.copies.startswith("values that")

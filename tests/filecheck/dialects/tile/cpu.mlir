@@ -40,3 +40,14 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   tile.add_register_product %sums[%base] stride %one, %tile, %t by <8 x 2> : memref<?xf32>, !tile.tile<8x4xf32>, !tile.tile<4x8xf32>
   tile.return
 }
+
+// CHECK-LABEL: tile.kernel @near_rows
+tile.kernel @near_rows(%k : tensor<?x64xbf16> #tile.param<argument 0>,
+                       %at : i64 #tile.param<argument 1>, %n : i32 #tile.param<dim 0, 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: %rows, %step = tile.near_rows %k[%at] from %at stride %at count %n : tensor<?x64xbf16> -> tensor<32x64xbf16, strided<[?, 1]>>
+  %rows, %step = tile.near_rows %k[%at] from %at stride %at count %n : tensor<?x64xbf16> -> tensor<32x64xbf16, strided<[?, 1]>>
+  // CHECK: %{{.*}}, %{{.*}} = tile.near_rows %k[%at] from %at stride %at count %n repeated : tensor<?x64xbf16> -> tensor<32x64xbf16, strided<[?, 1]>>
+  %again, %step1 = tile.near_rows %k[%at] from %at stride %at count %n repeated : tensor<?x64xbf16> -> tensor<32x64xbf16, strided<[?, 1]>>
+  tile.return
+}
