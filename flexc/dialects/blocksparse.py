@@ -280,10 +280,9 @@ class TiledOp(flex.PairsOp):
     """The number of programs that share a multiprocessor, if more than one."""
     order = opt_prop_def(TileOrderAttr)
     heads_per_group = opt_prop_def(IntegerAttr)
-    """The number of heads whose tiles start together.
+    """The most heads whose tiles start together, so that the longest tiles start first.
 
-    The longest tiles then start first, and the keys and values of these heads still
-    share the cache.
+    There are fewer where their keys and values would not share the cache.
     """
     short_rows = opt_prop_def(UnitAttr)
     """True if rows may see few keys: fixed costs of programs and loops matter."""

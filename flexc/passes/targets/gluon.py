@@ -79,7 +79,6 @@ class GluonTarget(TritonTarget):
     one_loop: ClassVar[bool] = True
     splits_row_terms: ClassVar[bool] = True
     few_rows: ClassVar[int] = 0
-    heads_per_group: ClassVar[int | None] = 2
     one_pass: ClassVar[OnePass] = "keys"
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:

@@ -168,7 +168,7 @@ class Target(ABC):
     With few queries these are the rows of all heads that share a key head.
     """
     heads_per_group: ClassVar[int | None] = None
-    """The number of heads whose keys and values fit a cache that programs share."""
+    """The most heads whose tiles start together."""
 
     def trims(self, options: SizeOptions) -> bool:
         """Return True if iterations visit no column outside a program's bounds."""

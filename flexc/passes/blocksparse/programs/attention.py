@@ -191,7 +191,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         kv_len = self.key_length()
         q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
         kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
-        b, h, m_block = self.tile_position(q_len, q_heads)
+        b, h, m_block = self.tile_position(q_len, kv_len, q_heads)
         self.result_b = b
         if self.op.splits is not None:
             self.key_split = KeySplit.of(code, b, self.args[self.op.splits])

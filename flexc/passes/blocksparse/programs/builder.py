@@ -165,6 +165,12 @@ KEPT = (
 )
 """The properties of an op that become attributes of its kernel."""
 
+CACHED_NUMBERS = 1 << 22
+"""The numbers of the keys of all heads of a group that share a GPU's cache.
+
+Values, and in gradients queries and their sums, have up to four times as many bytes.
+"""
+
 Step = Callable[[Visit, list[SSAValue]], Sequence[SSAValue]]
 """A function that writes one iteration, from a visit and the loop state.
 
@@ -189,6 +195,12 @@ class SegmentKernelBuilder(KernelBuilder):
         self.block_m = op.block_m.value.data
         self.block_n = op.block_n.value.data
         self.trusts_captures = any(map(self.trusts_positions, self.mod_regions()))
+
+    @property
+    def visited(self) -> SSAValue:
+        """A matrix whose rows are the columns that programs visit."""
+        op = self.op
+        return op.key if isinstance(op, blocksparse.AttentionOp) else op.columns[0]
 
     def segments(self) -> list[SegmentOp]:
         return [o for o in self.op.segments.block.ops if isinstance(o, SegmentOp)]
@@ -221,7 +233,7 @@ class SegmentKernelBuilder(KernelBuilder):
         return rows_grid(self.block_m)
 
     def tile_position(
-        self, row_len: SSAValue, heads: SSAValue
+        self, row_len: SSAValue, column_len: SSAValue, heads: SSAValue
     ) -> tuple[SSAValue, SSAValue, SSAValue]:
         """Write this program's batch, head and block of rows, in the op's order."""
         code = self.code
@@ -230,22 +242,30 @@ class SegmentKernelBuilder(KernelBuilder):
         b = code.insert(tile.ProgramIdOp(2), "b")
         blocks = code.ceildiv(row_len, self.block_m, "m_blocks")
         if self.op.heads_per_group is not None:
-            block, h = self.grouped(block, h, blocks, heads)
+            block, h = self.grouped(block, h, blocks, column_len, heads)
         if self.op.order and self.op.order.data == TileOrder.DESCENDING:
             last = code.sub(blocks, code.const(1))
             block = code.sub(last, block, "m_block")
         return b, h, block
 
     def grouped(
-        self, block: SSAValue, h: SSAValue, blocks: SSAValue, heads: SSAValue
+        self,
+        block: SSAValue,
+        h: SSAValue,
+        blocks: SSAValue,
+        column_len: SSAValue,
+        heads: SSAValue,
     ) -> tuple[SSAValue, SSAValue]:
         """Renumber the programs of a batch: heads vary fastest within their group.
 
         The last group has the remaining heads.
         """
-        code = self.code
+        code, one = self.code, self.code.const(1)
         assert self.op.heads_per_group is not None
-        size = code.const(self.op.heads_per_group.value.data)
+        most = code.const(self.op.heads_per_group.value.data)
+        cached = code.const(CACHED_NUMBERS // flex.tensor_shape(self.visited)[3])
+        size = code.max(code.div(cached, code.max(column_len, one)), one)
+        size = code.min(size, most, "heads_per_group")
         first = code.mul(code.div(h, size), size, "first_head")
         within = code.add(block, code.mul(code.sub(h, first), blocks), "program")
         left = code.sub(heads, first)

@@ -97,7 +97,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.row_len = code.insert(tile.DimOp(own, 2), "row_len")
         self.column_len = code.insert(tile.DimOp(other, 2), "column_len")
         self.own_heads = code.insert(tile.DimOp(own, 1), "own_heads")
-        b, h, block = self.tile_position(*self.part())
+        part_rows, part_heads = self.part()
+        b, h, block = self.tile_position(part_rows, self.column_len, part_heads)
         self.row_block = block
         start = code.mul(block, code.const(self.block_m), "row_start")
         self.stored = TileOrigin(b, h, start)
