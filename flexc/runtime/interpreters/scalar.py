@@ -251,6 +251,8 @@ class ScalarFunctions(InterpreterFunctions):
     def run_load_capture(
         self, interpreter: Interpreter, op: flex.LoadCaptureOp, args: PythonValues
     ) -> PythonValues:
+        if op.inside is not None and not in_range(args[0], args[1:]).all():
+            raise InterpretationError("a captured load without a guard is out of range")
         # Differentiating code passes wider tensors.
         value = load_capture(args[0], args[1:])
         return (value.to(dtype_of(op.result.type)),)
@@ -303,15 +305,21 @@ def load_capture(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
     if not indices:
         return tensor
     wide = [i.to(torch.int64) for i in indices]
-    valid = torch.ones((), dtype=torch.bool, device=tensor.device)
-    for index, size in zip(wide, tensor.shape, strict=True):
-        valid = valid & (index >= 0) & (index < size)
+    valid = in_range(tensor, wide)
     if tensor.numel() == 0:
         return tensor.new_zeros(valid.shape)
     inside = [i.clamp(0, n - 1) for i, n in zip(wide, tensor.shape, strict=True)]
     # Python's `tensor[i]` would read an index without dimensions on the host.
     value = torch.ops.aten.index.Tensor(tensor, inside)
     return torch.where(valid, value, tensor.new_zeros(()))
+
+
+def in_range(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """Return where all indices are in range."""
+    valid = torch.ones((), dtype=torch.bool, device=tensor.device)
+    for index, size in zip(indices, tensor.shape, strict=True):
+        valid = valid & (index >= 0) & (index < size)
+    return valid
 
 
 @register_impls

@@ -126,10 +126,11 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         if some_are_dead is None or (has_mask and visit.masked is None):
             found = partial()
         else:
+            whole = visit.within(rows=self.sums_rows)
             found = self.branch(
                 some_are_dead,
                 partial,
-                lambda: self.live_factors(visit.inside, score, has_mask=False),
+                lambda: self.live_factors(whole, score, has_mask=False),
             )
         by_factor = dict(zip(self.distinct, found, strict=True))
         return [by_factor[self.factor(i)] for i in range(len(self.names()))]

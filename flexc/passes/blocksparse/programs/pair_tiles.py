@@ -346,7 +346,7 @@ class PairKernelBuilder(SegmentKernelBuilder):
         inside = None
         if visit.sticks_out and masks:
             inside = code.cmp("slt", column, column_len)
-        reads_rows = self.trusts_captures and not visit.is_inside
+        reads_rows = self.trusts_captures and not visit.has_all_rows
         if self.checked and (self.needs_rows or reads_rows):
             if self.needs_rows:
                 exists = code.cmp("slt", row, row_len)
