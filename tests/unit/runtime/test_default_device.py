@@ -25,10 +25,11 @@ def _elsewhere() -> Iterator[None]:
         yield
 
 
-def qkv(grad: bool = False) -> list[Tensor]:
+def qkv(grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     b, h, kv_h, q_len, kv_len = SIZES
-    shapes = [(b, h, q_len, 16), *[(b, kv_h, kv_len, 16)] * 2]
-    return [torch.randn(s, device="cpu", requires_grad=grad) for s in shapes]
+    on: Any = {"device": "cpu", "requires_grad": grad}
+    key, value = (torch.randn(b, kv_h, kv_len, 16, **on) for _ in range(2))
+    return torch.randn(b, h, q_len, 16, **on), key, value
 
 
 def mods_of(case: str) -> Any:
