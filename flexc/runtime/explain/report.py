@@ -65,7 +65,9 @@ class Explanation:
     schedule: ScheduleFacts | None = None
     """The schedule of a GPU's kernel; None on other devices."""
     ignored: tuple[str, ...] = ()
-    """The kernel options that were given and have no effect."""
+    """The options of torch's kernels that were given and have no effect."""
+    for_gpus: tuple[str, ...] = ()
+    """The options that were given and have no effect on a CPU."""
     ranks: str = ""
     """The layout and method by which ranks share the call, empty if they do not."""
     products: str = ""
@@ -107,6 +109,7 @@ class Explanation:
             gradients=gradients_of(subject) if differentiated else None,
             schedule=schedule,
             ignored=call.choices.ignored,
+            for_gpus=call.choices.for_gpus if call.computed_by.for_cpu else (),
             products=products_of(call) if call.computed_by.for_cpu else "",
             copies=copies_of(subject, differentiated),
         )
@@ -196,6 +199,10 @@ class Explanation:
             yield ""
             text = f"{', '.join(self.ignored)}: they steer kernels of torch"
             yield from _wrapped("ignored options  ", text)
+        if self.for_gpus:
+            yield ""
+            text = f"{', '.join(self.for_gpus)}: of no effect on a CPU"
+            yield from _wrapped("options for GPUs  ", text)
         yield ""
         yield from self._row_lines()
 

@@ -229,6 +229,12 @@ class Choices(NamedTuple):
     ignored: tuple[str, ...] = ()
     """The names of given options that flexc ignores."""
 
+    @property
+    def for_gpus(self) -> tuple[str, ...]:
+        """The names of given options that have no meaning on a CPU."""
+        chosen = self.tiles.chosen
+        return tuple(n for n in ("num_warps", "num_stages", SCHEDULE) if n in chosen)
+
     def merge(self, own: Choices) -> Choices:
         """Return a call's own choices, completed with these choices."""
         tiles = self.tiles

@@ -56,6 +56,13 @@ def test_moot_options_are_listed(options: dict[str, Any]) -> None:
     assert "ignored options" not in str(plain)
 
 
+def test_options_for_gpus_are_listed_on_a_cpu() -> None:
+    options = {"BLOCK_M": 16, "schedule": "simple", "num_warps": 4}
+    (explained,) = flexc.explain(lambda: attend(Q, Q, Q, kernel_options=options))
+    assert explained.for_gpus == ("num_warps", "schedule")
+    assert "options for GPUs  num_warps, schedule: of no" in str(explained)
+
+
 def test_moot_options_of_a_compiled_function_are_listed() -> None:
     compiled = flexc.compile(attend, options={"kernel_options": {"WRITE_DQ": True}})
     (explained,) = flexc.explain(
