@@ -76,8 +76,8 @@ PAIRED = TileSizes(64, 64, 4, 3)
 def column_parts(dim: int, bits: int) -> tuple[int, ...]:
     """Return the columns of the tiles for rows of `dim` numbers, each a power of 2.
 
-    There are two tiles if these have fewer columns together than one tile has, which
-    has long rows. Products of `bits` bits multiply the rows.
+    One tile is padded to a power of 2. Two tiles take its place if its rows are long
+    and they have fewer columns together. `bits` is the width of a product's operands.
     """
     whole = max(16, next_power_of_2(dim))
     first = power_of_2_up_to(dim)

@@ -167,9 +167,10 @@ KEPT = (
 """The properties of an op that become attributes of its kernel."""
 
 CACHED_NUMBERS = 1 << 22
-"""The numbers of the keys of all heads of a group that share a GPU's cache.
+"""The most elements of the keys of heads whose tiles start together.
 
-Values, and in gradients queries and their sums, have up to four times as many bytes.
+The keys and values of these heads then stay in a GPU's cache. In gradients, queries,
+output gradients and sums of query gradients take their place.
 """
 
 Step = Callable[[Visit, list[SSAValue]], Sequence[SSAValue]]
