@@ -242,7 +242,9 @@ def _placed(name: str, given: Tensor, total: int) -> tuple[Tensor, Tensor]:
     if given.size(0) == 1 and total:
         raise ShapeError(f"{name} expects sequences of {total} positions, got none")
     starts = torch.cummax(given.clamp(0, total), 0).values.to(torch.int32)
-    starts[0], starts[-1] = 0, total
+    # An assignment would copy a number of the host, which a CUDA graph refuses.
+    starts[:1].fill_(0)
+    starts[-1:].fill_(total)
     _check_later(name, (starts == given).all(), total)
     positions = torch.arange(total, dtype=torch.int32, device=given.device)
     return starts, torch.searchsorted(starts[1:], positions, right=True, out_int32=True)
