@@ -125,6 +125,8 @@ class AttentionCall:
     scale_positive: bool = False
     q_len_multiple: int | None = None
     kv_len_multiple: int | None = None
+    values_in_keys: bool = False
+    """True if values are a view of the first columns of keys."""
     alignment: int | None = None
     index_width: int | None = None
     max_length: int | None = None
@@ -153,7 +155,7 @@ class AttentionCall:
 
 FACTS = (
     *("q_len_multiple", "kv_len_multiple", "alignment", "index_width", "max_length"),
-    *("scale_positive", "has_pairs"),
+    *("scale_positive", "has_pairs", "values_in_keys"),
 )
 """The fields of a call that are numbers and flags of `flex.attention`."""
 

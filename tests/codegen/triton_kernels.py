@@ -113,7 +113,7 @@ def call_of(variant: Variant, split: bool = False) -> tuple[ModuleOp, driver.Bui
     mask, tables = split_block_mask(*given, query, key)
     signature = read_signature(score_mod, mask, query.device)
     call = Attention(
-        query, key, key, 0.125, tables, signature, Outputs(lse=True), "triton",
+        query, key, key.clone(), 0.125, tables, signature, Outputs(lse=True), "triton",
         NO_CHOICES,
     )  # fmt: skip
     mods = capture_mods(signature, torch.float32)

@@ -8,6 +8,7 @@ from xdsl.dialects.builtin import (
     Float8E4M3FNType,
     Float8E5M2Type,
     TensorType,
+    UnitAttr,
     f32,
     i8,
     i32,
@@ -18,6 +19,7 @@ from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
     opt_operand_def,
+    opt_prop_def,
     opt_result_def,
     result_def,
 )
@@ -95,6 +97,9 @@ class AttentionLike(ScoredOp, TrailingOperands):
     masks, tables and Skv, which is the size of a row of the table times the page size,
     know of positions only, not of pages.
 
+    With `values_in_keys`, the first numbers of each key are its value: `value` is a
+    view of the memory of `key`.
+
     Keys and values may have narrow elements (`NARROW`) that the type of queries holds
     exactly. The numbers that count are their products with `key_scale` and
     `value_scale`, of f32, which know of positions only too.
@@ -106,6 +111,9 @@ class AttentionLike(ScoredOp, TrailingOperands):
     row_shift = opt_result_def(TensorType[Attribute])
     log_sum = opt_result_def(TensorType[Attribute])
     lse_rest = opt_result_def(TensorType[Attribute])
+
+    values_in_keys = opt_prop_def(UnitAttr)
+    """True if `value` is known to be a view of the first columns of `key`."""
 
     irdl_options = (AttrSizedResultSegments(as_property=True),)
 
@@ -126,6 +134,8 @@ class AttentionLike(ScoredOp, TrailingOperands):
             self.verify_pages(self.page_table)
         for name in ("key", "value"):
             self.verify_stored(name)
+        if self.values_in_keys is not None:
+            self.verify_values_in_keys()
 
     def verify_stored(self, name: str) -> None:
         """Check the elements of keys or values, and their scale."""
@@ -138,6 +148,17 @@ class AttentionLike(ScoredOp, TrailingOperands):
         if len(tensor_shape(scale)) not in (2, 3) or element_type(scale) != f32:
             raise VerifyException(
                 f"{name}_scale expects f32 of 2 or 3 dimensions, got {scale.type}"
+            )
+
+    def verify_values_in_keys(self) -> None:
+        (*of_key, key_dim), (*of_value, value_dim) = (
+            tensor_shape(v) for v in (self.key, self.value)
+        )
+        same = element_type(self.key) == element_type(self.value)
+        if not same or of_key != of_value or key_dim < value_dim:
+            raise VerifyException(
+                "values_in_keys expects values of the type of keys, with no more "
+                f"columns, got {self.value.type} and {self.key.type}"
             )
 
     @property

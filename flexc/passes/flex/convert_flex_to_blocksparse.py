@@ -311,6 +311,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             known_rows(op),
             any(element_width(v.type) < bits for v in (op.key, op.value)),
             op.alignment is not None,
+            op.values_in_keys is not None,
         )
         chosen = self.choose(shape)
         sizes = self.shrunk(self.with_options(chosen))

@@ -98,6 +98,8 @@ class AttentionShape:
     """True if keys or values have fewer bits than queries."""
     is_aligned: bool = True
     """True if addresses of rows are aligned."""
+    values_in_keys: bool = False
+    """True if values are the first columns of keys."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Target(ABC):
 
     With few queries these are the rows of all heads that share a key head.
     """
+    reads_values_from_keys: ClassVar[bool] = False
+    """True if a tile of keys also serves as values that are its first columns."""
     heads_per_group: ClassVar[int | None] = None
     """The most heads whose tiles start together."""
 

@@ -57,6 +57,9 @@ MOST_WHOLE = 256
 MOST_STEPS = 12
 """An upper bound of the number of steps from any tile of the tables."""
 
+WARP_GROUP_ROWS = 64
+"""The least number of rows of asynchronous products."""
+
 FEW_ROWS = 64
 """The most rows for which a program owns all rows instead of a tile of many."""
 
@@ -94,6 +97,7 @@ class TritonTarget(Target):
     merges_segments: ClassVar[bool] = True
     relaxes_division: ClassVar[bool] = True
     few_rows: ClassVar[int] = FEW_ROWS
+    reads_values_from_keys: ClassVar[bool] = True
     heads_per_group: ClassVar[int | None] = 8
 
     def padded(self, dim: int, least: int = 16) -> int:
@@ -109,18 +113,20 @@ class TritonTarget(Target):
         bits, memory = shape.bits, options.shared_memory
         both = shape.head_dim, shape.value_dim
         dims = [self.held(d, shape) for d in both]
+        held = [dims[0], 0] if shape.values_in_keys else dims
         choices = attention_choices(bits, max(dims))
         if shape.rows is not None and shape.rows <= self.few_rows:
             rows = self.padded(shape.rows)
-            choices = few_rows_choices(rows, bits, dims, shape.narrow)
+            wide = shape.narrow or shape.values_in_keys
+            choices = few_rows_choices(rows, bits, sum(held), dims[1], wide)
         elif shape.short_rows and bits <= 16:
-            twice = operand_bytes(PAIRED, bits, *dims) * 2 <= memory
+            twice = operand_bytes(PAIRED, bits, *held) * 2 <= memory
             choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
         return fitted(
             choices,
             shape.sparse_block,
             divisor,
-            lambda sizes: operand_bytes(sizes, bits, *dims) <= memory,
+            lambda sizes: operand_bytes(sizes, bits, *held) <= memory,
         )
 
     def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
@@ -189,12 +195,17 @@ def check_powers_of_2(sizes: TileSizes) -> None:
 
 
 def operand_bytes(sizes: TileSizes, bits: int, head_dim: int, value_dim: int) -> int:
-    """Return the bytes of Q once, and of K and V once for each pipeline stage."""
+    """Return the bytes of Q once, and of K and V once for each stage in memory.
+
+    Products of fewer rows than a warp group's finish in their iteration, so that the
+    block that they read makes room for the last stage.
+    """
     if not sizes.num_stages:
         return 0
     query = sizes.block_m * head_dim
-    stages = sizes.num_stages * sizes.block_n * (head_dim + value_dim)
-    return (query + stages) * bits // 8
+    stages = max(1, sizes.num_stages - (sizes.block_m < WARP_GROUP_ROWS))
+    held = stages * sizes.block_n * (head_dim + value_dim)
+    return (query + held) * bits // 8
 
 
 def pair_operand_bytes(
@@ -246,18 +257,18 @@ def attention_choices(bits: int, widest: int) -> list[TileSizes]:
 
 
 def few_rows_choices(
-    rows: int, bits: int, dims: Sequence[int], narrow: bool
+    rows: int, bits: int, read: int, value_dim: int, wide: bool
 ) -> list[TileSizes]:
     """Return tiles of a program with all rows, the best first.
 
-    Its time is that of reading keys and values, whose head dims are `dims`. Many stages
-    keep reads in flight. Narrow keys take as many bytes with more columns, and
-    instructions, of which wider blocks need fewer, are then most of the time.
+    Its time is that of reading keys and values, `read` numbers for each key. Many
+    stages keep reads in flight. Instructions are most of the time if keys are narrow or
+    hold the values: blocks are then `wide`, as wider blocks need fewer.
     """
-    room, most = (2 * FEW_ROWS_BITS, 3) if narrow else (FEW_ROWS_BITS, 4)
-    columns = next_power_of_2(room // (sum(dims) * bits))
+    room, most = (2 * FEW_ROWS_BITS, 3) if wide else (FEW_ROWS_BITS, 4)
+    columns = next_power_of_2(room // (read * bits))
     columns = max(MIN_BLOCK_N, min(128, columns))
-    warps = 4 if rows * dims[1] <= MOST_OF_FOUR_WARPS else 8
+    warps = 4 if rows * value_dim <= MOST_OF_FOUR_WARPS else 8
     return [TileSizes(rows, columns, warps, stages) for stages in range(most, 0, -1)]
 
 

@@ -288,6 +288,7 @@ class Attention:
             max_scores=self.outputs.max_scores,
             lse_rest=self.outputs.lse_rest,
             unit_strides=placement.unit_strides,
+            values_in_keys=placement.values_in_keys and self.computed_by.for_gpu,
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
             kv_len_multiple=self.kv_len_multiple(),

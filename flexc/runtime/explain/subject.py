@@ -196,6 +196,7 @@ class Subject:
             not {"block_m", "block_n"} & asked.keys(),
             self.few_rows and prod(self.few_rows),
             self.call.is_narrow,
+            values_in_keys=self.compiled.build.call.values_in_keys,
         )
         chosen = convert_for(self.compiled.build, self.schedule).choose(shape)
         return replace(chosen, **asked)

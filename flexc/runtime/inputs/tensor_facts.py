@@ -80,6 +80,17 @@ def has_far_rows(tensor: Tensor) -> bool:
     return has_unit_stride(tensor) and (step >= 2 * columns or is_even)
 
 
+def is_in(key: Tensor, value: Tensor) -> bool:
+    """Return True if values are a view of the first columns of keys."""
+    return (
+        value.data_ptr() == key.data_ptr()
+        and value.dtype == key.dtype
+        and value.stride() == key.stride()
+        and value.shape[:3] == key.shape[:3]
+        and value.size(3) <= key.size(3)
+    )
+
+
 @dataclass(frozen=True)
 class Placement:
     """The memory layout of query, key and value."""
@@ -92,6 +103,8 @@ class Placement:
     """
     far: tuple[bool, bool]
     """For key and value, True if a CPU's threads copy rows that they read again."""
+    values_in_keys: bool
+    """True if values are a view of the first columns of keys."""
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Placement:
@@ -101,6 +114,7 @@ class Placement:
             (has_unit_stride(query), has_unit_stride(key), has_unit_stride(value)),
             ALIGNMENT if aligned else None,
             (has_far_rows(key), has_far_rows(value)),
+            is_in(key, value),
         )
 
 

@@ -1,7 +1,8 @@
 """Values cached for all tensors of equal facts.
 
 Facts are the values that a tape or a plan depends on: shapes, strides, dtypes,
-alignment, flags for gradients, numbers by value, and settings of torch.
+alignment, equal addresses, flags for gradients, numbers by value, and settings of
+torch.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class FactsCache:
 class Guard:
     """A check that tensors have certain facts, faster than listing the facts.
 
-    torch compares all facts but addresses.
+    torch compares all facts but those about addresses.
     """
 
     __slots__ = ("_check", "_count", "_numbers", "_pick")
@@ -135,7 +136,7 @@ class Guard:
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> Guard | None:
-        """Return the guard of distinct, aligned tensors that are not empty, else None.
+        """Return the guard of aligned tensors at different addresses, else None.
 
         All other values must be numbers or None, because `number_key` distinguishes
         only these.
@@ -147,7 +148,7 @@ class Guard:
         found = [tensors[i] for i in places]
         if not found or (len(found) == 1 and len(tensors) > 1):
             return None  # `itemgetter` returns no tuple for one place.
-        if len(set(map(id, found))) < len(found) or not _are_aligned(found):
+        if not _are_plain(found):
             return None
         return cls(tensors, places)
 
@@ -163,16 +164,16 @@ class Guard:
         for tensor in tensors:
             if getattr(tensor, "is_nested", False):
                 return False  # torch's check ends the process: these have no strides.
-        return self._check(*tensors) and _are_aligned(tensors)
+        return self._check(*tensors) and _are_plain(tensors)
 
 
-def _are_aligned(tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors have memory at aligned addresses."""
-    for tensor in tensors:
-        address = tensor.data_ptr()
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Return True if all tensors have memory, at different aligned addresses."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    for address in addresses:
         if not address or address % ALIGNMENT:
             return False
-    return True
+    return len(set(addresses)) == len(addresses)
 
 
 def is_hidden() -> bool:
@@ -194,6 +195,7 @@ def _only_says_devices() -> bool:
 def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
     """Return the facts of tensors and numbers, None if a value has no facts."""
     facts: list[Any] = []
+    addresses: list[int] = []
     try:  # A tensor without strides or memory raises an error.
         for tensor in tensors:
             if type(tensor) in PLAIN:
@@ -203,6 +205,7 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
                 aligned = address % ALIGNMENT == 0
                 facts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
                 facts += (tensor.requires_grad, aligned)
+                addresses.append(address)
             elif tensor is None or type(tensor) in NUMBERS:
                 facts.append(number_key(tensor))
             else:
@@ -213,6 +216,9 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
         # A tape identifies tensors by identity, so repeated tensors are a fact.
         first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         facts += [first[id(t)] for t in tensors]
+    if len(set(addresses)) < len(addresses):
+        # Values may be a view of keys, which kernels make use of.
+        facts += [addresses.index(a) for a in addresses]
     return tuple(facts)
 
 

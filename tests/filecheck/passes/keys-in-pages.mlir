@@ -49,3 +49,24 @@ func.func @whole_blocks(%query : !q, %key : !pages, %value : !pages, %scale : f3
   }
   func.return %out : !q
 }
+
+// -----
+
+!q = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
+!v = tensor<?x?x?x48xbf16, strided<[?, ?, ?, 1]>>
+
+// Values that lie in keys are read with them.
+// CHECK-LABEL: tile.kernel @values_in_keys(
+// CHECK: %k = tile.load %key[
+// CHECK-NOT: tile.load
+// CHECK: tile.dot %p
+// TRITON-LABEL: tile.kernel @values_in_keys(
+func.func @values_in_keys(%query : !q, %key : !q, %value : !v, %scale : f32) -> !v {
+  %out = flex.attention %query, %key, %value : !q, !q, !v scale(%scale : f32) -> out(!v) {scale_positive, has_pairs, kv_len_multiple = 32, values_in_keys} score_mod(%s : f32, %b : i32, %h : i32, %i : i32, %j : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b_1 : i32, %h_1 : i32, %i_1 : i32, %j_1 : i32) {
+    %all = arith.constant true
+    flex.yield %all : i1
+  }
+  func.return %out : !v
+}

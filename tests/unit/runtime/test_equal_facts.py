@@ -51,6 +51,18 @@ OTHERS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
+def test_equal_addresses_are_facts() -> None:
+    key = torch.randn(4, 8)
+    view, copy = key[:, :5], key.clone()[:, :5]
+    assert view.stride() == copy.stride()
+    assert facts_of([key, view]) != facts_of([key, copy])
+    assert Guard.of([key, view]) is None
+    guard = Guard.of([key, copy])
+    assert guard is not None
+    assert guard.holds([key, copy])
+    assert not guard.holds([key, view])
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_guards_tell_facts_apart(name: str) -> None:
     guard = Guard.of(given())

@@ -120,3 +120,21 @@ def test_groups(group: int) -> None:
 @pytest.mark.parametrize("dims", [(80, 80), (72, 136), (200, 64)])
 def test_rows_in_two_tiles(dims: tuple[int, int]) -> None:
     check(2, 200, (alibi, causal), dims=dims)
+
+
+SHAPES = ((8, 1), (2, 150), (2, 150))
+"""The heads and lengths of queries, keys and other values."""
+
+
+@within_the_process
+@pytest.mark.parametrize("dims", [(72, 64), (64, 64), (80, 48)])
+def test_values_in_keys(dims: tuple[int, int]) -> None:
+    """Values that are a view of keys are read with them; equal strides do not count."""
+    q, k, other = (torch.randn(2, h, n, dims[0]).half() for h, n in SHAPES)
+    for v in (k[..., : dims[1]], other[..., : dims[1]], k[..., : dims[1]]):
+        with torch.no_grad():
+            got: Any = flexc.flex_attention(
+                *(q, k, v, alibi), enable_gqa=True, backend="triton"
+            )
+        exact = attention(q, k, v, alibi, None, enable_gqa=True)
+        torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)

@@ -288,7 +288,11 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             s = build_map(code, scores.get_shape(), inputs, ScalarCode.mulf, "s")
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
-        v = self.load(self.op.value, shape, *where, "v", visit.count, pages, element)
+        # Equal loads become one. Columns beyond the last value count for no result.
+        is_view = self.op.values_in_keys is not None
+        shares = is_view and self.target.reads_values_from_keys
+        values = self.op.key if shares else self.op.value
+        v = self.load(values, shape, *where, "v", visit.count, pages, element)
         v, weight = self.scaled_values(v, visit)
         term = None if self.split is None else self.term(visit, self.split.term)
         return softmax.update(code, state, x, v, term, visit.count, weight)

@@ -292,7 +292,7 @@ class SegmentKernelBuilder(KernelBuilder):
         `pages`, the rows are those of a sequence whose pages a table lists. With
         `element`, numbers are converted to a wider type.
         """
-        checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
+        checked = [*checked, 1] if shape[1] > flex.tensor_shape(tensor)[3] else checked
         type_ = TileType(element or flex.element_type(tensor), shape)
         indices = [*start, self.code.const(0)]
         return self.code.insert(
