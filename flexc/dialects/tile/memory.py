@@ -63,6 +63,8 @@ class LoadOp(IRDLOperation):
     inside the tensor; the other elements are unspecified. Elements are converted to the
     tile's type, which holds them exactly.
 
+    With `live`, a flag for each row of the tile, other rows are not read and are 0.
+
     With `pages`, a table (batches, pages of each), the tensor's dimensions 0 and 2 are
     pages and the elements of a page. The first index is a batch b, and the third counts
     elements of that batch: element n is n % size of page pages[b, n // size], or of the
@@ -84,6 +86,7 @@ class LoadOp(IRDLOperation):
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
     pages = opt_operand_def(TensorType[Attribute])
+    live = opt_operand_def(TileType)
     checked = prop_def(
         DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
     )
@@ -93,7 +96,8 @@ class LoadOp(IRDLOperation):
     traits = traits_def(Pure())
     assembly_format = (
         "$tensor `[` $indices `]` (`checked` $checked^)? (`count` $count^)? "
-        "(`pages` $pages^ `:` type($pages))? attr-dict "
+        "(`pages` $pages^ `:` type($pages))? "
+        "(`live` $live^ `:` type($live))? attr-dict "
         "`:` type($tensor) `,` type($indices) `->` type($result)"
     )
 
@@ -105,9 +109,10 @@ class LoadOp(IRDLOperation):
         type_: Attribute,
         count: SSAValue | None = None,
         pages: SSAValue | None = None,
+        live: SSAValue | None = None,
     ):
         super().__init__(
-            operands=[tensor, indices, count, pages],
+            operands=[tensor, indices, count, pages, live],
             properties={"checked": DenseArrayBase.from_list(i32, checked)},
             result_types=[type_],
         )
@@ -121,6 +126,12 @@ class LoadOp(IRDLOperation):
             if tile_of(self.result.type).get_num_dims() != 2:
                 raise VerifyException(
                     f"pages expects a tile of two dimensions, got {self.result.type}"
+                )
+        if self.live is not None:
+            rows = TileType(i1, shape_of(self.result.type)[:1])
+            if self.live.type != rows or self.count is not None:
+                raise VerifyException(
+                    f"live expects {rows} and no count, got {self.live.type}"
                 )
 
 

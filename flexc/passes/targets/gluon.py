@@ -79,6 +79,9 @@ class GluonTarget(TritonTarget):
     one_loop: ClassVar[bool] = True
     splits_row_terms: ClassVar[bool] = True
     few_rows: ClassVar[int] = 0
+    # TMA copies whole tiles, and the copies of keys and of values differ.
+    guards_dead_columns: ClassVar[bool] = False
+    reads_values_from_keys: ClassVar[bool] = False
     one_pass: ClassVar[OnePass] = "keys"
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:

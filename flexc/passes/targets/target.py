@@ -169,6 +169,8 @@ class Target(ABC):
 
     With few queries these are the rows of all heads that share a key head.
     """
+    guards_dead_columns: ClassVar[bool] = False
+    """True if loads of pages skip columns that no row sees."""
     reads_values_from_keys: ClassVar[bool] = False
     """True if a tile of keys also serves as values that are its first columns."""
     heads_per_group: ClassVar[int | None] = None

@@ -97,6 +97,7 @@ class TritonTarget(Target):
     merges_segments: ClassVar[bool] = True
     relaxes_division: ClassVar[bool] = True
     few_rows: ClassVar[int] = FEW_ROWS
+    guards_dead_columns: ClassVar[bool] = True
     reads_values_from_keys: ClassVar[bool] = True
     heads_per_group: ClassVar[int | None] = 8
 

@@ -36,6 +36,7 @@ from flexc.errors import UnsupportedOpError
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import (
     COLUMN,
+    FULL,
     ROW,
     UNIFORM,
     Input,
@@ -138,6 +139,18 @@ class PointerAccess(TileAccess):
             return inside
 
         return build_map(self.code, self.shape, inputs, body, self.hint("inside"))
+
+    def mask_of(self, live: SSAValue | None) -> SSAValue | None:
+        """Return the mask of elements in range, of rows that are live."""
+        mask = self.mask()
+        if live is None:
+            return mask
+        inputs: list[Input] = [(live, ROW), *([] if mask is None else [(mask, FULL)])]
+
+        def body(code: ScalarCode, live: SSAValue, *inside: SSAValue) -> SSAValue:
+            return code.and_(live, *inside) if inside else live
+
+        return build_map(self.code, self.shape, inputs, body, self.hint("live"))
 
 
 def is_multiple(value: SSAValue, size: int) -> bool:
@@ -270,7 +283,7 @@ class LoadToGather(RewritePattern):
             op.tensor,
             access.base(),
             access.offsets(),
-            access.mask(),
+            access.mask_of(op.live),
             tile.TileType(element, shape),
         )
         gather.result.name_hint = op.result.name_hint

@@ -93,11 +93,16 @@ class TileFunctions(InterpreterFunctions):
     ) -> PythonValues:
         shape, checked = tile.shape_of(op.result.type), dense_array(op.checked)
         tensor, *indices = args
+        live = None if op.live is None else indices.pop()
         if op.pages is not None:
             tensor = in_sequence(tensor, indices.pop())
         dtype = dtype_of(tile.element_of(op.result.type))
         if op.count is None:
-            return (load_tile(tensor, indices, shape, checked).to(dtype),)
+            found = load_tile(tensor, indices, shape, checked).to(dtype)
+            if live is not None:
+                dead = ~live.view(-1, *(1,) * (found.dim() - 1))
+                found = found.masked_fill(dead, 0)
+            return (found,)
         *indices, count = indices
         return (load_some(tensor, indices, shape, checked, int(count), dtype),)
 

@@ -53,6 +53,28 @@ func.func @whole_blocks(%query : !q, %key : !pages, %value : !pages, %scale : f3
 // -----
 
 !q = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
+!pages = tensor<?x?x16x64xbf16, strided<[?, ?, ?, 1]>>
+!table = tensor<?x?xi32, strided<[?, 1]>>
+
+// Keys beyond a sequence's length are not read.
+// CHECK-LABEL: tile.kernel @lengths(
+// CHECK: %k = tile.load %key[{{.*}}pages %page_table : tensor<?x?xi32, {{.*}}>> live %[[LIVE:live[_0-9]*]] : !tile.tile<32xi1>
+// CHECK: tile.load %value[{{.*}}live %[[LIVE]]
+// TRITON-LABEL: tile.kernel @lengths(
+func.func @lengths(%query : !q, %key : !pages, %value : !pages, %scale : f32, %lengths : tensor<?xi32, strided<[1]>>, %page_table : !table) -> !q {
+  %out = flex.attention %query, %key, %value : !q, !pages, !pages scale(%scale : f32) captures(%lengths : tensor<?xi32, strided<[1]>>) page_table(%page_table : !table) -> out(!q) {scale_positive, has_pairs} score_mod(%s : f32, %b : i32, %h : i32, %i : i32, %j : i32, %n : tensor<?xi32, strided<[1]>>) {
+    flex.yield %s : f32
+  } mask_mod(%b_1 : i32, %h_1 : i32, %i_1 : i32, %j_1 : i32, %n_1 : tensor<?xi32, strided<[1]>>) {
+    %length = flex.load_capture %n_1[%b_1] : tensor<?xi32, strided<[1]>>, i32
+    %live = arith.cmpi slt, %j_1, %length : i32
+    flex.yield %live : i1
+  }
+  func.return %out : !q
+}
+
+// -----
+
+!q = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
 !v = tensor<?x?x?x48xbf16, strided<[?, ?, ?, 1]>>
 
 // Values that lie in keys are read with them.

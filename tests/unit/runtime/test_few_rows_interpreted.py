@@ -15,6 +15,7 @@ from tests.property.interpreted import (
     starts_a_process,
     within_the_process,
 )
+from tests.support.pages import in_pages
 from tests.support.reference import attention
 
 pytest.importorskip("triton.language")
@@ -138,3 +139,30 @@ def test_values_in_keys(dims: tuple[int, int]) -> None:
             )
         exact = attention(q, k, v, alibi, None, enable_gqa=True)
         torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)
+
+
+@within_the_process
+@pytest.mark.parametrize("size", [16, 128])
+def test_memory_beyond_the_keys_may_be_nan(size: int) -> None:
+    """If the mask knows of positions of keys only, as lengths do."""
+    q, k, v = (torch.randn(2, h, n, 32).half() for h, n in ((8, 1), (2, 384), (2, 384)))
+    lengths = torch.tensor([90, 300], dtype=torch.int32)
+    pages = in_pages(k, v, size)
+
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return j < lengths[b]
+
+    exact = attention(q, k, v, None, mask, enable_gqa=True)
+    for b, length in enumerate(lengths.tolist()):
+        for n in range(length, 384):
+            page = pages.table[b, n // size]
+            pages.key[page, :, n % size] = pages.value[page, :, n % size] = torch.nan
+    with torch.no_grad():
+        got: Any = flexc.flex_attention(
+            *(q, pages.key, pages.value),
+            mask_mod=mask,
+            page_table=pages.table,
+            enable_gqa=True,
+            backend="triton",
+        )
+    torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)

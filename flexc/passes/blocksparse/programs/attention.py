@@ -276,7 +276,11 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         shape = (self.block_n, self.d_tile)
         where = (start, checked)
         element = flex.element_type(self.op.query)
-        k = self.load(self.op.key, shape, *where, "k", visit.count, pages, element)
+        # Memory beyond a sequence's last key, in other pages too, may hold NaN.
+        guards = self.op.page_table is not None and self.target.guards_dead_columns
+        live = visit.live_columns(self, self.place) if guards else None
+        rest = visit.count, pages, element, live
+        k = self.load(self.op.key, shape, *where, "k", *rest)
         k_t = code.insert(tile.TransposeOp(k), "k_t")
         zero = code.const(0.0, self.op.score_type)
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
@@ -292,7 +296,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         is_view = self.op.values_in_keys is not None
         shares = is_view and self.target.reads_values_from_keys
         values = self.op.key if shares else self.op.value
-        v = self.load(values, shape, *where, "v", visit.count, pages, element)
+        v = self.load(values, shape, *where, "v", *rest)
         v, weight = self.scaled_values(v, visit)
         term = None if self.split is None else self.term(visit, self.split.term)
         return softmax.update(code, state, x, v, term, visit.count, weight)

@@ -15,6 +15,7 @@ from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import IDLE_BEYOND, ReduceKind, TileType
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
 from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
+from flexc.passes.scalar.variation import Along, Dependences, yielded
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
@@ -130,6 +131,40 @@ class Visit:
         if self.exists is not None:
             found.append(code.not_(self.exists))
         return combined(code.or_, found)
+
+    def live_columns(
+        self, program: SegmentKernelBuilder, place: RowBlock
+    ) -> SSAValue | None:
+        """Write which columns of the block are live.
+
+        Return None if the mask depends on rows, or keeps all columns.
+        """
+        mask = self.segment.mask_mod
+        if mask is None or depends_on_rows(mask):
+            return None
+        code, captures = program.code, [program.args[c] for c in program.op.captures]
+        columns = code.insert(tile.IotaOp(self.start, program.block_n), "columns")
+        flags = [v for v in (self.masked, self.exists) if v is not None]
+        inputs: list[Input] = [
+            *((v, UNIFORM) for v in (place.column_len, *place.where)),
+            (columns, ROW),
+            *((c, UNIFORM) for c in (*captures, *flags)),
+        ]
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            column_len, b, h, row, column, *rest = args
+            captured, given = rest[: len(captures)], rest[len(captures) :]
+            if program.clamps(self):
+                column = program.at_most_last(code, column, column_len)
+            (live,) = inline_region(mask, [b, h, row, column, *captured], code)
+            if self.masked is not None:
+                live = code.or_(live, code.not_(given.pop(0)))
+            return code.and_(live, *given) if given else live
+
+        found = build_map(code, [program.block_n], inputs, body, "live")
+        if program.guards(self):
+            guard_captures(found)
+        return found
 
     def live(
         self,
@@ -285,18 +320,21 @@ class SegmentKernelBuilder(KernelBuilder):
         count: SSAValue | None = None,
         pages: SSAValue | None = None,
         element: Attribute | None = None,
+        live: SSAValue | None = None,
     ) -> SSAValue:
         """Load the tile of rows that starts at (b, h, row), padded in the head dim.
 
         If `count` is given, only the first `count` rows of the tile are read. With
         `pages`, the rows are those of a sequence whose pages a table lists. With
-        `element`, numbers are converted to a wider type.
+        `element`, numbers are converted to a wider type. With `live`, a flag for each
+        row, other rows are 0.
         """
         checked = [*checked, 1] if shape[1] > flex.tensor_shape(tensor)[3] else checked
         type_ = TileType(element or flex.element_type(tensor), shape)
         indices = [*start, self.code.const(0)]
         return self.code.insert(
-            tile.LoadOp(self.args[tensor], indices, checked, type_, count, pages), name
+            tile.LoadOp(self.args[tensor], indices, checked, type_, count, pages, live),
+            name,
         )
 
     def loop(
@@ -412,6 +450,11 @@ class SegmentKernelBuilder(KernelBuilder):
         least = arith.MinSIOp(index, last)
         least.attributes[IDLE_BEYOND] = UnitAttr()
         return code.insert(least, index.name_hint)
+
+
+def depends_on_rows(mask: Region) -> bool:
+    """Return True if rows may see different columns."""
+    return bool(Dependences(mask)[yielded(mask)] & Along.ROW)
 
 
 def guard_captures(values: SSAValue) -> None:
