@@ -148,7 +148,7 @@ class PointerAccess(TileAccess):
         inputs: list[Input] = [(live, ROW), *([] if mask is None else [(mask, FULL)])]
 
         def body(code: ScalarCode, live: SSAValue, *inside: SSAValue) -> SSAValue:
-            return code.and_(live, *inside) if inside else live
+            return code.and_(live, inside[0]) if inside else live
 
         return build_map(self.code, self.shape, inputs, body, self.hint("live"))
 

@@ -159,7 +159,7 @@ class Visit:
             (live,) = inline_region(mask, [b, h, row, column, *captured], code)
             if self.masked is not None:
                 live = code.or_(live, code.not_(given.pop(0)))
-            return code.and_(live, *given) if given else live
+            return code.and_(live, given[0]) if given else live
 
         found = build_map(code, [program.block_n], inputs, body, "live")
         if program.guards(self):
