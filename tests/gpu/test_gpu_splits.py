@@ -69,6 +69,12 @@ def check(qkv: QKV, mods: Mods, got: tuple[Tensor, Tensor]) -> None:
     exact = attention(*qkv, *mods, enable_gqa=True)
     rough = attention(*qkv, *mods, enable_gqa=True, precision=dtype)
     slack = torch.finfo(dtype).eps * float(exact.out.abs().max())
+    # One more rounding of a score than torch's, to half a unit in the last place: in
+    # units of log2. A relative error of weights moves the output by up to 2 |v| of it.
+    finite = exact.max_scores[exact.max_scores.isfinite()].abs()
+    if finite.numel():
+        unit = torch.finfo(torch.float32).eps / 2 * float(finite.max())
+        slack += 2 * unit * float(qkv[2].abs().max())
     close("out", got[0], exact.out, rough.out.to(dtype), slack)
     close("lse", got[1], exact.lse, rough.lse, 1e-4)
     assert (got[0][exact.max_scores == -torch.inf] == 0).all()

@@ -78,7 +78,8 @@ def results(call: Call, tensors: Sequence[Any], along: Sequence[Any]) -> list[Te
     if call.mask == "blocks":
         sizes = (*call.sizes[:2], length, length)
         mask_mod, device = masks(length)["by head"], torch.get_default_device()
-        block_mask = flexc.create_block_mask(mask_mod, *sizes, device, BLOCK_SIZE=8)
+        least = 16 if device.type == "cuda" else 8
+        block_mask = flexc.create_block_mask(mask_mod, *sizes, device, BLOCK_SIZE=least)
 
     def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return s + bias[h, q - k + length] * (b + 1)
@@ -272,6 +273,9 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> Any:
 
 def compiled(parallel: Wrap) -> Wrap:
     def wrapped(block: nn.Module, mesh: DeviceMesh) -> Any:
+        # Other calls had other lengths, and Dynamo of torch 2.11 does not trace
+        # DTensors of symbolic sizes in modules.
+        torch._dynamo.reset()
         return torch.compile(parallel(block, mesh), backend="aot_eager")
 
     return wrapped
