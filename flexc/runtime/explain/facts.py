@@ -48,6 +48,7 @@ class Fact:
 TITLES = {
     "few_rows": "few rows",
     "pages": "keys in pages",
+    "values_in_keys": "values in keys",
     "bounds": "bounds in closed form",
     "classified": "blocks classified",
     "rows_never_empty": "no empty row",
@@ -85,6 +86,13 @@ def pages(subject: Subject) -> Iterator[Fact]:
     how = "one page, read from the table once" if whole else "pages found key by key"
     text = f"of {found.size} keys; a block of {columns} keys lies in {how}"
     yield Fact("pages", True, text)
+
+
+def values(subject: Subject) -> Iterator[Fact]:
+    """Yield the fact that keys and values are read together, if this holds."""
+    if subject.few_rows is not None and subject.compiled.build.call.values_in_keys:
+        text = "values are the first columns of keys, which are read once"
+        yield Fact("values_in_keys", True, text)
 
 
 def bounds(subject: Subject) -> Iterator[Fact]:
@@ -296,6 +304,7 @@ def regions(subject: Subject) -> tuple[Region, Region]:
 FINDERS: tuple[Callable[[Subject], Iterator[Fact]], ...] = (
     rows,
     pages,
+    values,
     bounds,
     classified,
     rows_never_empty,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,11 +133,12 @@ SHAPES = ((8, 1), (2, 150), (2, 150))
 def test_values_in_keys(dims: tuple[int, int]) -> None:
     """Values that are a view of keys are read with them; equal strides do not count."""
     q, k, other = (torch.randn(2, h, n, dims[0]).half() for h, n in SHAPES)
+    attend: Any = partial(flexc.flex_attention, enable_gqa=True, backend="triton")
     for v in (k[..., : dims[1]], other[..., : dims[1]], k[..., : dims[1]]):
         with torch.no_grad():
-            got: Any = flexc.flex_attention(
-                *(q, k, v, alibi), enable_gqa=True, backend="triton"
-            )
+            got = attend(q, k, v, alibi)
+            (found,) = flexc.explain(attend, q, k, v, alibi)
+        assert ("values in keys" in str(found)) == (v.data_ptr() == k.data_ptr())
         exact = attention(q, k, v, alibi, None, enable_gqa=True)
         torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)
 
