@@ -39,6 +39,8 @@ venv: $(VENV)/installed-test ## create .venv with everything that development ne
 demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real model, train one
 	$(BIN)/python -m bench.demo
 
+# Two processes run beside each other: threads that wait for each other would spin.
+test: export OMP_NUM_THREADS = 1
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS)
 	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=tests/,$(PARTS))
