@@ -30,6 +30,7 @@ from tests.codegen.cpp_kernels import (
     run_passes,
 )
 from tests.support.corpus_masks import causal_mask
+from tests.support.pairwise import pairwise
 
 PACKED: list[MachineName] = [n for n, m in MACHINES.items() if m.packed is not None]
 ROWS = 50
@@ -39,7 +40,7 @@ FORMS = [
     ("%one, %a1", "%b0, %one"),
     ("%a0, %a1", "%b0, %b1"),
 ]
-INSTRUCTIONS = pytest.mark.parametrize("machine_flags", ["", "avx2"])
+INSTRUCTIONS = ["", "avx2"]
 """With the host's instructions, and without: they are computed in plain C++."""
 
 
@@ -91,9 +92,11 @@ tile.kernel @products(
 """
 
 
-@INSTRUCTIONS
-@pytest.mark.parametrize("machine", PACKED)
-@pytest.mark.parametrize("lengths", [(33, 131), (97, 64)])
+@pytest.mark.parametrize(
+    ("machine", "machine_flags", "lengths"),
+    pairwise(PACKED, INSTRUCTIONS, [(33, 131), (97, 64)]),
+    ids=str,
+)
 def test_attention_of_pairs(
     machine: MachineName,
     lengths: tuple[int, int],
@@ -127,18 +130,19 @@ def matrix(memory: Tensor, rows: int, columns: int, strides: tuple[int, int]) ->
     return memory.as_strided((rows, columns), strides).double()
 
 
-@INSTRUCTIONS
-@pytest.mark.parametrize("machine", PACKED)
-@pytest.mark.parametrize(("columns", "inner"), [(32, 64), (20, 40), (48, 18)])
-@pytest.mark.parametrize("form", range(len(FORMS)))
+@pytest.mark.parametrize(
+    ("machine", "machine_flags", "form", "sizes"),
+    pairwise(PACKED, INSTRUCTIONS, range(len(FORMS)), [(32, 64), (20, 40), (48, 18)]),
+    ids=str,
+)
 def test_products_of_pairs(
     machine: MachineName,
-    columns: int,
-    inner: int,
-    form: int,
     machine_flags: str,
+    form: int,
+    sizes: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    columns, inner = sizes
     if machine_flags:
         monkeypatch.setenv("FLEXC_MACHINE", machine_flags)
     ctx, module = parse(kernel(inner, columns, FORMS[form]))

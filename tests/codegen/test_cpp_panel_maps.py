@@ -15,6 +15,7 @@ from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
+from tests.support.pairwise import pairwise
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32}
 ROWS = 7
@@ -90,9 +91,10 @@ def check(
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("type_", DTYPES)
-@pytest.mark.parametrize("columns", [1, 5, 16, 32, 40, 48])
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize(
+    ("type_", "columns", "vector_bytes"),
+    pairwise(list(DTYPES), [1, 5, 16, 32, 40, 48], [16, 32, 64]),
+)
 def test_outcomes(type_: str, columns: int, vector_bytes: int) -> None:
     op = "i" if type_.startswith("i") else "f"
     body = f"""%d = arith.sub{op} %x, %y : {type_}
@@ -115,9 +117,10 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-@pytest.mark.parametrize("columns", [5, 32, 40])
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize(
+    ("name", "columns", "vector_bytes"),
+    pairwise(list(READS), [5, 32, 40], [16, 32, 64]),
+)
 def test_reads(name: str, columns: int, vector_bytes: int) -> None:
     body = f"""{READS[name]}
     %e = tile.read %t[%i] : tensor<64xf32>, i32 -> f32
@@ -126,10 +129,10 @@ def test_reads(name: str, columns: int, vector_bytes: int) -> None:
     check("f32", columns, body, ["tile"], vector_bytes=vector_bytes)
 
 
-@pytest.mark.parametrize("place", ["%i", "%place"])
-@pytest.mark.parametrize("valid", ["%c", "%r", "%i"])
-@pytest.mark.parametrize("columns", [5, 32, 40])
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize(
+    ("name", "columns", "valid", "place"),
+    pairwise(list(READS), [5, 32, 40], ["%c", "%r", "%i"], ["%i", "%place"]),
+)
 def test_reads_of_some_lanes(name: str, columns: int, valid: str, place: str) -> None:
     """Offsets of others may be far outside."""
     body = f"""{READS[name]}

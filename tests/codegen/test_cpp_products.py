@@ -14,6 +14,7 @@ from flexc.passes.targets.target import MachineName
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
+from tests.support.pairwise import pairwise
 
 ROWS, INNER = 22, 13
 COUNTS = ((ROWS, INNER), (9, 7), (5, 1), (1, 0), (16, 13), (0, 4))
@@ -84,16 +85,20 @@ def expected(
     return found[:rows], found + c.view(ROWS, -1)
 
 
-@pytest.mark.parametrize("machine", [m for m in MACHINES if m != "neon"])
-@pytest.mark.parametrize("dtype", ELEMENTS, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize(
-    ("columns", "unit"),
-    [(5, None), (32, 0), (32, 1), (40, None)],
-    ids=lambda x: str(x),
+    ("machine", "dtype", "form"),
+    pairwise(
+        [m for m in MACHINES if m != "neon"],
+        list(ELEMENTS),
+        [(5, None), (32, 0), (32, 1), (40, None)],
+    ),
+    ids=str,
 )
 def test_products_of_elements_at_any_stride(
-    dtype: torch.dtype, machine: MachineName, columns: int, unit: int | None
+    machine: MachineName, dtype: torch.dtype, form: tuple[int, int | None]
 ) -> None:
+    """Of so many columns, and with a stride of 1 along rows or columns, or neither."""
+    columns, unit = form
     names = ["%s0", "%s1"]
     if unit is not None:
         names[unit] = "%one"

@@ -19,6 +19,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
 from tests.codegen.cpp_kernels import attention_text, lower, parse, run_attention
+from tests.support.pairwise import pairwise
 from tests.support.reference import attention
 
 HALF_MASKED = """
@@ -67,6 +68,7 @@ def kernel(dtype: torch.dtype, cap: float) -> KernelSpec:
     return lower(text(dtype, cap), 32, 32)
 
 
+@cache
 def tile_module(dtype: torch.dtype, cap: float) -> ModuleOp:
     ctx, module = parse(text(dtype, cap))
     convert = ConvertFlexToBlocksparsePass("cpp", 32, 32)
@@ -122,10 +124,11 @@ def test_loops_keep_no_maximum_where_bounds_are_close(
     assert carried == {2 if cap in SHIFTED[dtype] else 3}
 
 
-@pytest.mark.parametrize("dtype", SHIFTED, ids=str)
-@pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("size", [0.5, 20.0, 1e4])
-@pytest.mark.parametrize("interpret", [False, True], ids=["cpp", "interpreter"])
+@pytest.mark.parametrize(
+    ("dtype", "cap", "size", "interpret"),
+    pairwise(list(SHIFTED), CAPS, [0.5, 20.0, 1e4], [False, True]),
+    ids=str,
+)
 def test_scores_up_to_their_bounds(
     dtype: torch.dtype, cap: float, size: float, interpret: bool
 ) -> None:
