@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import defaultdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 
 import pytest
 import torch
@@ -46,8 +48,21 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without one."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option for samples of tests."""
+    text = "run one in N of the parameters of each test"
+    parser.addoption("--every", type=int, default=1, metavar="N", help=text)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Drop what --every leaves out, and skip `gpu` tests on a machine without one."""
+    numbers: dict[str, count[int]] = defaultdict(count)
+    places = [next(numbers[item.nodeid.partition("[")[0]]) for item in items]
+    every: int = config.option.every
+    items[:] = [i for i, n in zip(items, places, strict=True) if n % every == 0]
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU")

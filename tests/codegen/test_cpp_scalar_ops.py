@@ -215,7 +215,9 @@ def test_same_as_the_interpreter(type_: str) -> None:
     check(type_, lines_of(type_))
 
 
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize(
+    "vector_bytes", [16, pytest.param(32, marks=pytest.mark.slow), 64]
+)
 @pytest.mark.parametrize("type_", DTYPES)
 def test_vectors_of_any_width(type_: str, vector_bytes: int) -> None:
     check(type_, lines_of(type_), ODD, vector_bytes)

@@ -84,7 +84,7 @@ def test_compiles_as_cpp(case: str, kind: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", some_of_corpus(every=5))
+@pytest.mark.parametrize("case", some_of_corpus(every=10))
 def test_emitted_source_is_clean(case: str, tmp_path: Path) -> None:
     """Undefined and unused names are bugs of the printer or of a pass."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))

@@ -22,18 +22,22 @@ SOME = [
     Variant("dense", "sm90", head_dim=128),
     Variant("causal", "sm90", head_dim=128),
     Variant("causal", "sm90", head_dim=256),
-    Variant("soft_cap", "sm90", head_dim=128),
     Variant("soft_cap", "sm90", "fp16", head_dim=64),
     Variant("alibi", "sm90", head_dim=64),
     Variant("documents", "sm90", head_dim=128, tables=True),
     Variant("relative_bias", "sm90", head_dim=128, length=200),
     Variant("sliding_window", "sm90", head_dim=64, length=200),
-    Variant("causal", "sm90", head_dim=64),
     Variant("causal", "sm90", head_dim=64, program_rows=128),
     Variant("prefix_lm", "sm90", head_dim=64, program_rows=64),
     Variant("soft_cap", "sm90", head_dim=128, program_rows=64),
     Variant("dense", "sm90", head_dim=256, program_rows=64),
 ]
+
+ALSO = [
+    Variant("soft_cap", "sm90", head_dim=128),
+    Variant("causal", "sm90", head_dim=64),
+]
+"""What lies between others of `SOME`."""
 
 MATRIX = [
     Variant(case, "sm90", dtype, dim, tables)
@@ -52,7 +56,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("variant", SOME, ids=str)
+@pytest.mark.parametrize(
+    "variant",
+    [*SOME, *(pytest.param(v, marks=pytest.mark.slow) for v in ALSO)],
+    ids=str,
+)
 def test_products_overlap_and_nothing_spills(variant: Variant, tmp_path: Path) -> None:
     kernel = compiled(variant)
     assert problems(kernel.log) == []

@@ -30,6 +30,7 @@ from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
+from tests.support.pairwise import in_turn
 
 triton = pytest.importorskip("triton")
 
@@ -54,8 +55,7 @@ def specs_of(case: str) -> list[KernelSpec]:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
-@pytest.mark.parametrize("target", ["sm90", "gfx942"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "target"), in_turn(CASES, ["sm90", "gfx942"]))
 def test_compiles(case: str, target: str) -> None:
     from tests.codegen.triton_kernels import compile_spec
 

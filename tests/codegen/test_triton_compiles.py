@@ -103,7 +103,7 @@ def test_hopper_kernels_are_lean(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "guarded"])
-@pytest.mark.parametrize("case", some_of_corpus(every=3))
+@pytest.mark.parametrize("case", some_of_corpus(every=6))
 def test_emitted_source_is_clean(case: str, trusted: bool) -> None:
     """Undefined and unused names are bugs of the printer or of a pass."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))

@@ -22,7 +22,7 @@ from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.runtime.interpreters import run_module
 from tests.property.captures import LAYOUTS, TensorSpec
 from tests.property.cases import Case, ModSource
-from tests.property.lowering import context, flex_module, passes
+from tests.property.lowering import changes, context, flex_module, passes
 from tests.property.strategies import cases
 
 INPUTS = ("query", "key", "value")
@@ -179,14 +179,9 @@ class DerivativeCase:
     def levels(self, target: str, block: int) -> Iterator[tuple[str, ModuleOp]]:
         """The module after each pass that changed it."""
         module = self.module_and_args[0].clone()
-        ctx, text = context(), ""
         tiles = (None, None) if self.case.block_size is not None else (block, block)
-        for number, each in enumerate(passes(target, *tiles)):
-            each.apply(ctx, module)
-            module.verify()
-            before, text = text, str(module)
-            if text != before:
-                yield f"{number} {each.name} for {target}", module
+        for name in changes(module, passes(target, *tiles)):
+            yield f"{name} for {target}", module
 
 
 def worst(got: Tensor, want: Tensor) -> float:

@@ -100,7 +100,7 @@ def levels(
     block_n: int | None = None,
     machine: MachineName = "avx2",
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
-    """The module as imported and after each pass, with what ran last."""
+    """The module as imported and after each pass that changed it."""
     return lowered(*flex_module(case), target, block_m, block_n, machine)
 
 
@@ -116,16 +116,40 @@ def lowered(
 
     Of a kernel without a schedule, up to the pass that refuses it.
     """
-    ctx = context()
     module.verify()
     yield "import", module, args
-    for number, each in enumerate(passes(target, block_m, block_n, machine)):
-        try:
-            each.apply(ctx, module)
-        except ScheduleError:  # Not all kernels can be given one.
-            return
-        module.verify()
-        yield f"{number} {each.name} for {target}", module, args
+    try:
+        for name in changes(module, passes(target, block_m, block_n, machine)):
+            yield f"{name} for {target}", module, args
+    except ScheduleError:  # Not all kernels can be given one.
+        return
+
+
+def changes(module: ModuleOp, passes: Sequence[ModulePass]) -> Iterator[str]:
+    """Apply passes; stop after each that changed the module, which is verified."""
+    ctx, after = context(), contents(module)
+    for number, each in enumerate(passes):
+        each.apply(ctx, module)
+        before, after = after, contents(module)
+        if after != before:
+            module.verify()
+            yield f"{number} {each.name}"
+
+
+def contents(module: ModuleOp) -> list[Any]:
+    """The ops of a module, with what a pass may change of them in place."""
+    return [
+        (
+            op,
+            op.parent,
+            tuple(op.operands),
+            op.properties.copy(),
+            op.attributes.copy(),
+            [value.type for value in op.results],
+            [a.type for r in op.regions for b in r.blocks for a in b.args],
+        )
+        for op in module.walk()
+    ]
 
 
 def run_cpp(module: ModuleOp, args: Sequence[Any]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from flexc.runtime.attention.few_rows import folded_rows
 from flexc.runtime.interpreters import run_module
 from tests.property.calls import check_backend
 from tests.property.cases import Case, Sizes
-from tests.property.lowering import context, flex_module
+from tests.property.lowering import changes, flex_module
 from tests.property.strategies import cases
 from tests.property.tolerance import check
 
@@ -60,16 +60,15 @@ def test_every_pass_preserves_the_meaning(case: Case, machine: MachineName) -> N
     module, args = flex_module(case)
     args[0] = folded_rows(args[0], sizes.kv_heads)
     convert = ConvertFlexToBlocksparsePass("cpp", machine=machine)
-    for each in (
+    passes = (
         FlexFoldHeadsPass(sizes.heads // sizes.kv_heads, sizes.q_len),
         *pipelines.to_blocksparse(convert),
         *pipelines.to_tile("cpp"),
         *pipelines.to_cpp(machine),
-    ):
-        each.apply(context(), module)
-        module.verify()
+    )
+    for name in changes(module, passes):
         results = unfolded(case, run_module(module, args))
-        check(case, *results, what=each.name)
+        check(case, *results, what=name)
 
 
 @pytest.mark.timeout(3600)

@@ -1,4 +1,4 @@
-"""Parameters of a test that has many: pairs of values instead of all combinations."""
+"""Parameters of a test that has many: some combinations, of which the rest is slow."""
 
 from __future__ import annotations
 
@@ -27,4 +27,17 @@ def pairwise(*axes: Sequence[Any]) -> list[Any]:
             marks=[] if place in chosen else pytest.mark.slow,
         )
         for place in places
+    ]
+
+
+def in_turn(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Return parameters for all pairs of values.
+
+    Those that are not slow have each value of `first` once, with the values of `second`
+    in turn.
+    """
+    return [
+        pytest.param(x, y, marks=[] if i % len(second) == j else pytest.mark.slow)
+        for i, x in enumerate(first)
+        for j, y in enumerate(second)
     ]

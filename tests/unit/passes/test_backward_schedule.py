@@ -35,6 +35,7 @@ from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.corpus import CORPUS
+from tests.support.pairwise import in_turn
 
 LENGTHS = 200, 150
 """Several blocks of queries, two of keys; the last ones are not whole."""
@@ -129,17 +130,16 @@ def check(got: list[Tensor], wanted: list[Tensor]) -> None:
         assert error <= 2**-7 * y.double().norm()
 
 
-@pytest.mark.parametrize("case", CORPUS)
-def test_the_corpus(case: str) -> None:
+@pytest.mark.parametrize(("case", "overlap"), in_turn(list(CORPUS), [True, False]))
+def test_the_corpus(case: str, overlap: bool) -> None:
     module, args, wanted = backward(case)
-    for overlap in (True, False):
-        try:
-            kernel = scheduled(module, overlap)
-        except ScheduleError:
-            continue
-        assert sum(isinstance(op, RoleOp) for op in kernel.walk()) == 2
-        for interleaving in (None, 1):
-            check(run_module(kernel, args, interleaving=interleaving), wanted)
+    try:
+        kernel = scheduled(module, overlap)
+    except ScheduleError:
+        return
+    assert sum(isinstance(op, RoleOp) for op in kernel.walk()) == 2
+    for interleaving in (None, 1):
+        check(run_module(kernel, args, interleaving=interleaving), wanted)
 
 
 @pytest.mark.parametrize(

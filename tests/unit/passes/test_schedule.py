@@ -87,9 +87,9 @@ def check(
     """Run a case's kernel with roles beside its programs without; the kernel."""
     module, args, exact = programs(case, dims, tables, heads)
     wanted = run_module(module, args)
-    for each in pipelines.to_schedule(LoweringOptions(overlap=overlap)):
-        each.apply(Context(), module)
-        module.verify()
+    passes = pipelines.to_schedule(LoweringOptions(overlap=overlap))
+    pipelines.run(passes, Context(), module)
+    module.verify()
     assert sum(isinstance(op, RoleOp) for op in module.walk()) == 2
     for interleaving in (None, 1):
         out, lse = run_module(module, args, interleaving=interleaving)

@@ -81,7 +81,8 @@ VARIANTS: dict[str, tuple[Callable[..., Mods], list[tuple[int, ...]]]] = {
 
 CASES = [
     *(("eager", variant) for variant in VARIANTS),
-    *(("cpp", variant) for variant in ("plain", "relative")),
+    pytest.param("cpp", "plain", marks=pytest.mark.slow),
+    ("cpp", "relative"),
 ]
 
 

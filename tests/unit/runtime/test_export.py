@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import flexc
 from flexc.errors import TracingError
 from flexc.runtime.torch_compile.operators import handles
+from tests.support.pairwise import in_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 """Of torch, as it loads trees of arguments."""
@@ -81,8 +82,7 @@ def in_another_process(kind: str, program: Path, given: Any, folder: Path) -> An
     return torch.load(places[1])
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("length", [40, 2304])
+@pytest.mark.parametrize(("length", "strict"), in_turn([40, 2304], [True, False]))
 def test_saved_programs(tmp_path: Path, strict: bool, length: int) -> None:
     layer, path = Layer(), tmp_path / "program.pt2"
     program = exported(layer, length, strict)

@@ -12,6 +12,7 @@ from torch import Tensor
 import flexc
 from tests.support.dense_gradients import attention
 from tests.support.filled_memory import poisoned
+from tests.support.pairwise import in_turn
 
 LOWEST = torch.finfo(torch.float32).min
 SHAPE = (1, 2, 70, 8)
@@ -129,8 +130,13 @@ def test_cotangents_of_infinite_lse() -> None:
 # Numbers in place of -inf.
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e9, -1e10, -1e30, LOWEST])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    ("low", "dtype"),
+    in_turn(
+        [-1e4, -1e9, -1e10, -1e30, LOWEST],
+        [torch.float32, torch.float64, torch.float16],
+    ),
+)
 def test_low_scores(dtype: torch.dtype, low: float) -> None:
     """Rows of nothing else weigh all keys alike, and have no gradient by scores."""
 

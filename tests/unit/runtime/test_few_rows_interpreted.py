@@ -17,6 +17,7 @@ from tests.property.interpreted import (
     within_the_process,
 )
 from tests.support.pages import in_pages
+from tests.support.pairwise import pairwise
 from tests.support.reference import attention
 
 pytest.importorskip("triton.language")
@@ -94,9 +95,9 @@ def check(
 
 
 @within_the_process
-@pytest.mark.parametrize("splits", [1, 5])
-@pytest.mark.parametrize("q_len", [1, 4])
-@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize(
+    ("case", "q_len", "splits"), pairwise(list(CALLS), [1, 4], [1, 5])
+)
 def test_heads_of_a_group(
     case: str, q_len: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
