@@ -25,7 +25,7 @@ COMMON = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("ci", max_examples=15, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=2000, **COMMON)
 settings.load_profile("ci")
 

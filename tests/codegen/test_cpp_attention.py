@@ -13,6 +13,7 @@ from torch import Tensor
 import flexc
 from tests.codegen.cpp_kernels import attention_text, lower, run_attention
 from tests.support.corpus_masks import causal_mask
+from tests.support.pairwise import in_turn
 from tests.support.reference import attention
 
 CAUSAL = """
@@ -77,16 +78,18 @@ def check(text: str, tensors: tuple[Tensor, Tensor, Tensor], captures=(), **mods
     torch.testing.assert_close(lse.double(), want.lse, atol=rows, rtol=rows)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "head_dim", "value_dim"),
-    [(130, 257, 64, 64), (1, 1, 1, 1), (5, 40, 40, 24), (70, 128, 7, 130)],
+    ("sizes", "dtype"),
+    in_turn(
+        [(130, 257, 64, 64), (1, 1, 1, 1), (5, 40, 40, 24), (70, 128, 7, 130)],
+        list(TOLERANCE),
+    ),
+    ids=str,
 )
-def test_dense(
-    dtype: torch.dtype, q_len: int, kv_len: int, head_dim: int, value_dim: int
-) -> None:
-    tensors = inputs(dtype, q_len, kv_len, head_dim, value_dim)
-    check(attention_text(dtype, head_dim, value_dim), tensors)
+def test_dense(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    """Of queries and keys, and of the dims of heads and of values."""
+    tensors = inputs(dtype, *sizes)
+    check(attention_text(dtype, *sizes[2:]), tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -182,8 +185,9 @@ def window(b: int, h: int, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("mask", [None, causal_mask, window])
-@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize(
+    ("mask", "head_dim"), in_turn([None, causal_mask, window], [40, 64, 128])
+)
 def test_copies_of_far_rows_change_no_bit(
     mask: Callable[..., Any] | None, head_dim: int
 ) -> None:

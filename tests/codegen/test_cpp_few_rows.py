@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
 from flexc.runtime.kernels.cpp_compiler import find_compiler
+from tests.support.pairwise import in_turn
 from tests.support.reference import attention
 
 TOLERANCE = {
@@ -49,8 +50,9 @@ def check(tensors: tuple[Tensor, Tensor, Tensor], **mods: Any) -> None:
     assert out.stride(3) == 1
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("group", [1, 4, 7, 16])
+@pytest.mark.parametrize(
+    ("group", "dtype"), in_turn([1, 4, 7, 16], list(TOLERANCE)), ids=str
+)
 def test_decoding(group: int, dtype: torch.dtype) -> None:
     check(inputs(group, 1, 300, (64, 64), dtype))
 

@@ -14,6 +14,7 @@ from flexc.passes.targets.target import MachineName
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
+from tests.support.pairwise import pairwise
 
 PLACES = ((70, 1), (1, 70), (2, 71), (-70, 1), (1, -70), (-1, 70), (0, 1), (1, 1))
 """Strides; those that are told apart are 1."""
@@ -49,22 +50,26 @@ def places(strides: tuple[int, int], extents: tuple[int, int]) -> Tensor:
     return 6000 + i[:, None] * strides[0] + j[None, :] * strides[1]
 
 
-@pytest.mark.parametrize("machine", [m for m in MACHINES if m != "neon"])
 @pytest.mark.parametrize(
-    ("dtype", "bits"),
-    [
-        (torch.float64, 64),
-        (torch.float32, 32),
-        (torch.bfloat16, 32),
-        (torch.float16, 32),
-        (torch.bfloat16, 16),
-    ],
-    ids=["f64", "f32", "bf16-as-f32", "f16-as-f32", "bf16"],
+    ("machine", "element", "shape"),
+    pairwise(
+        [m for m in MACHINES if m != "neon"],
+        [
+            (torch.float64, 64),
+            (torch.float32, 32),
+            (torch.bfloat16, 32),
+            (torch.float16, 32),
+            (torch.bfloat16, 16),
+        ],
+        [(40, 32), (3, 21)],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("shape", [(40, 32), (3, 21)], ids=["40x32", "3x21"])
 def test_tiles_are_loaded_and_stored(
-    dtype: torch.dtype, bits: int, machine: MachineName, shape: tuple[int, int]
+    machine: MachineName, element: tuple[torch.dtype, int], shape: tuple[int, int]
 ) -> None:
+    """Of a type in memory, and of so many bits in a tile."""
+    dtype, bits = element
     text = kernel(dtype, shape, bits)
     width = f"attributes {{vector_bytes = {MACHINES[machine].vector_bytes} : i32}} {{"
     ctx, module = parse(text.replace("(1, 1, 1)> {", f"(1, 1, 1)> {width}"))

@@ -21,9 +21,11 @@ from flexc.runtime.autograd.gradient_programs import parts_for
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
+from tests.support.pairwise import in_turn
 
-DIMS = pytest.mark.parametrize("dim", [8, 32, 40])
-MACHINES = pytest.mark.parametrize("machine", ["avx2", "portable"])
+DIMS_AND_MACHINES = pytest.mark.parametrize(
+    ("dim", "machine"), in_turn([8, 32, 40], ["avx2", "portable"])
+)
 
 
 def text(dim: int) -> str:
@@ -108,8 +110,7 @@ def whole_numbers(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape).float()
 
 
-@DIMS
-@MACHINES
+@DIMS_AND_MACHINES
 def test_parts_are_exact_sums(dim: int, machine: MachineName) -> None:
     """Of heads and batches that share keys, ragged blocks, and as many parts as there
     may be. Rows beyond the last would be worth infinity."""
@@ -127,8 +128,7 @@ def test_parts_are_exact_sums(dim: int, machine: MachineName) -> None:
                 assert torch.equal(got, exact.reshape(got.shape))
 
 
-@DIMS
-@MACHINES
+@DIMS_AND_MACHINES
 def test_programs_make_their_rows(dim: int, machine: MachineName) -> None:
     """Of matrices and vectors, once for each part: no others are stored."""
     kernel = kernel_of(text_of_made_rows(dim), machine)
@@ -234,8 +234,7 @@ def exact(call: Call, mask: Any) -> list[Tensor]:
     return list(torch.autograd.grad(weights @ value, inputs, d_out))
 
 
-@pytest.mark.parametrize("mask", list(MASKS))
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "mask"), in_turn(CALLS, list(MASKS)))
 def test_gradients(call: Call, mask: str) -> None:
     want = exact(call, MASKS[mask])
     for threads in (1, 2, 5):
@@ -317,8 +316,7 @@ def learned_gradients(
     return list(torch.autograd.grad(out, [*wanted, *bias.tensors], d_out))
 
 
-@pytest.mark.parametrize("wants_keys", [True, False], ids=["both sides", "by row"])
-@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize(("mask", "wants_keys"), in_turn(list(MASKS), [True, False]))
 def test_captured_reads_take_no_visit_of_their_own(
     mask: str,
     wants_keys: bool,

@@ -145,7 +145,12 @@ def test_the_corpus(case: str, overlap: bool) -> None:
 @pytest.mark.parametrize(
     ("case", "dim", "lengths", "heads"),
     [
-        *((case, 64, LENGTHS, (2, 1)) for case in CORPUS),
+        *(
+            pytest.param(
+                case, 64, LENGTHS, (2, 1), marks=[] if i % 2 else pytest.mark.slow
+            )
+            for i, case in enumerate(CORPUS)
+        ),
         *((case, 256, WHOLE, (2, 2)) for case in ("causal", "alibi", "sliding_window")),
         ("causal", 192, LENGTHS, (2, 1)),
     ],
