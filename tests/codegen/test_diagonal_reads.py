@@ -16,6 +16,7 @@ from flexc.codegen.gluon import support
 from tests.codegen.diagonal_kernel import read_tile
 from tests.codegen.gluon_kernels import HOPPER, Compiled, compiled, lower
 from tests.codegen.triton_kernels import Variant
+from tests.support.pairwise import in_turn
 
 MARGIN = support.MARGIN.value
 ADD = re.compile(r"\[\$(\d+) \+ (-?\d+)\]")
@@ -120,8 +121,7 @@ def test_all_widths_compile(columns: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("length", [256, 200])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize(("head_dim", "length"), in_turn([128, 256], [256, 200]))
 def test_kernels_read_each_diagonal_once(
     head_dim: int, length: int, tmp_path: Path
 ) -> None:

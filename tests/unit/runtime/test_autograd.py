@@ -80,8 +80,8 @@ VARIANTS: dict[str, tuple[Callable[..., Mods], list[tuple[int, ...]]]] = {
 
 
 CASES = [
-    *(("eager", variant) for variant in VARIANTS),
-    pytest.param("cpp", "plain", marks=pytest.mark.slow),
+    *(("eager", variant) for variant in VARIANTS if variant != "plain"),
+    *(pytest.param(b, "plain", marks=pytest.mark.slow) for b in ("eager", "cpp")),
     ("cpp", "relative"),
 ]
 

@@ -86,14 +86,16 @@ def empty_by_bias(bias: Tensor) -> Any:
     return score_mod
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("mods", "mask_mod"),
-    [(empty_by_mask, some_rows), (empty_by_score, None), (empty_by_bias, None)],
-    ids=["mask", "score", "captured"],
+    ("given", "dtype"),
+    in_turn(
+        [(empty_by_mask, some_rows), (empty_by_score, None), (empty_by_bias, None)],
+        [torch.float32, torch.float64, torch.bfloat16],
+    ),
 )
-def test_rows_that_see_nothing(mods: Any, mask_mod: Any, dtype: torch.dtype) -> None:
+def test_rows_that_see_nothing(given: tuple[Any, Any], dtype: torch.dtype) -> None:
     """They have no gradient, and give none to what they would have read."""
+    mods, mask_mod = given
     bias = torch.randn(SHAPE[2]).requires_grad_()
     tol = 3e-2 if dtype is torch.bfloat16 else 1e-4
     d_query, _, _, d_bias = check(

@@ -26,6 +26,7 @@ from tests.support.infinite_scores import (
     expected,
     tensors,
 )
+from tests.support.pairwise import in_turn
 
 SCALE = 0.25
 
@@ -74,8 +75,9 @@ def test_scales(scale: float, size: float, sign: int | None, backend: str) -> No
 LEVELS = [None, "small steps", "NaN after", "rows", "some"]
 
 
-@pytest.mark.parametrize("target", ["triton", "cpp", "gluon"])
-@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize(
+    ("name", "target"), in_turn(LEVELS, ["triton", "cpp", "gluon"])
+)
 def test_levels(name: str | None, target: str) -> None:
     """Every level of the IR says the same."""
     half = target == "gluon"

@@ -27,6 +27,7 @@ from flexc.runtime.inputs.arguments import Tables
 from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
 from flexc.runtime.interface import flex_attention
 from tests.support import reference
+from tests.support.pairwise import in_turn
 
 H100 = Gpu(132)
 CPU = torch.device("cpu")
@@ -194,12 +195,14 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 2), (34, 1), (48, 2)])
+@pytest.mark.parametrize(
+    ("mask", "sizes"), in_turn(list(MASKS), [(1, 1), (8, 2), (34, 1), (48, 2)])
+)
 def test_split_on_a_cpu_with_any_threads_and_any_batch(
-    mask: str, heads: int, kv_heads: int
+    mask: str, sizes: tuple[int, int]
 ) -> None:
     """And with groups of more heads than a program has rows."""
+    heads, kv_heads = sizes
     query = torch.randn(4, heads, 1, 16)
     key, value = (torch.randn(4, kv_heads, 3000, 16) for _ in range(2))
 

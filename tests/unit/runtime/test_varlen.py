@@ -108,7 +108,7 @@ def packings(draw: Any) -> tuple[list[int], list[int] | None]:
     return q_lens, draw(st.lists(st.integers(0, 70), min_size=n, max_size=n))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(packings(), st.sampled_from(MODS))
 def test_equals_each_sequence_alone(
     packing: tuple[list[int], list[int] | None], names: tuple[str, str]

@@ -21,6 +21,7 @@ from flexc.runtime.kernels import (
     proofs,
 )
 from flexc.runtime.replay import repeats
+from tests.support.pairwise import in_turn
 from tests.support.reference import MaskMod, ScoreMod
 from tests.unit.frontend.evaluate import import_mods
 
@@ -152,10 +153,11 @@ def problem(q_len: int, kv_len: int, batch: int = 1) -> tuple[Tensor, Tensor, Te
     return query, key, value
 
 
-@pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize(("q_len", "kv_len"), [(MANY, 64), (64, MANY)])
-def test_long_sequences(name: str, q_len: int, kv_len: int) -> None:
-    check(LONG[name], problem(q_len, kv_len))
+@pytest.mark.parametrize(
+    ("name", "lengths"), in_turn(list(LONG), [(MANY, 64), (64, MANY)])
+)
+def test_long_sequences(name: str, lengths: tuple[int, int]) -> None:
+    check(LONG[name], problem(*lengths))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
