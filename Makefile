@@ -45,8 +45,9 @@ test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all te
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS)
 	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=tests/,$(PARTS))
 
-# Folders of tests that run beside the checks, in processes of their own: the longest first.
-PARTS = unit/runtime codegen property unit/passes unit/frontend
+# Tests that run beside the checks, in processes of their own: the longest first.
+PARTS = unit/runtime codegen property unit/passes unit/integrations unit/test_distributed.py \
+	unit/frontend
 
 .PHONY: $(PARTS)
 $(PARTS): venv

@@ -13,6 +13,7 @@ from torch._dynamo import utils as dynamo
 import flexc
 from flexc.errors import OptionError
 from flexc.runtime.kernels.driver import counters
+from tests.support.pairwise import in_turn
 
 hf: Any = pytest.importorskip("transformers")
 
@@ -146,7 +147,7 @@ def trained(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Ten
     return out.detach(), grads
 
 
-PADDED = [(f, p) for f in FAMILIES for p in ("none", "left") if f != "vit"]
+PADDED = in_turn([f for f in FAMILIES if f != "vit"], ["none", "left"])
 PADDED += [("vit", "none"), ("llama", "right"), ("bert", "right")]
 
 
@@ -185,11 +186,13 @@ CACHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(
-    ("name", "padding"), [("llama", "none"), *((name, "left") for name in DECODERS)]
+    ("model", "cache"),
+    in_turn([("llama", "none"), *((name, "left") for name in DECODERS)], list(CACHES)),
 )
-def test_generate(name: str, cache: str, padding: str) -> None:
+def test_generate(model: tuple[str, str], cache: str) -> None:
+    """Of a name, with padding or none."""
+    name, padding = model
     given = inputs(padding)
     own, ours = (DECODERS[name].build(a) for a in ("eager", "flexc"))
     expected = generated(own, given, **CACHES[cache])
