@@ -67,6 +67,9 @@ from tests.support.context_parallel import (
     two_ranks,
 )
 
+# The first test waits for what two processes do for many.
+pytestmark = pytest.mark.timeout(600)
+
 Found = list[Any]
 
 

@@ -189,6 +189,7 @@ CACHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("model", "cache"),
     in_turn([("llama", "none"), *((name, "left") for name in DECODERS)], list(CACHES)),
+    ids=str,
 )
 def test_generate(model: tuple[str, str], cache: str) -> None:
     """Of a name, with padding or none."""

@@ -24,6 +24,9 @@ from tests.support.dtensors import (
     two_ranks,
 )
 
+# The first test waits for what two processes do for many.
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, float]]:
