@@ -45,6 +45,7 @@ from tests.property.block_visits import (
 )
 from tests.property.test_key_ranges import FAMILIES, HARD, neighbours
 from tests.support.corpus import CORPUS
+from tests.support.pairwise import in_turn, pairwise
 
 Mask = Callable[..., Any]
 
@@ -129,16 +130,15 @@ def test_trimmed_bounds_are_never_wrong(mask: Spelled, s: Sizes, proved: bool) -
     check_trimmed(mask.function, s, proved=proved)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("s", SIZES)
+@pytest.mark.parametrize(("name", "s"), in_turn(list(FAMILIES), SIZES))
 def test_families_are_exact(name: str, s: Sizes) -> None:
     found, exact = check(FAMILIES[name], s)
     assert torch.equal(found, exact)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("s", SIZES)
+@pytest.mark.parametrize(
+    ("name", "s", "transposed"), pairwise(list(FAMILIES), SIZES, [False, True])
+)
 def test_trimmed_families_are_exact(name: str, s: Sizes, transposed: bool) -> None:
     found, exact = check_trimmed(FAMILIES[name], replace(s, transposed=transposed))
     assert torch.equal(found, exact)
@@ -172,8 +172,7 @@ REMAINDERS = {
 """What they leave of a block at an edge is not known."""
 
 
-@pytest.mark.parametrize("name", SOLVED)
-@pytest.mark.parametrize("s", SIZES)
+@pytest.mark.parametrize(("name", "s"), in_turn(SOLVED, SIZES))
 def test_corpus_is_exact(name: str, s: Sizes) -> None:
     s = replace(s, batches=2)
     found, exact = check(corpus_mask(name, s), s)

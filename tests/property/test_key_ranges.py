@@ -21,6 +21,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from tests.property.affine_masks import Spelled, masks
 from tests.property.block_visits import Sizes, Visits, brute_force, sizes, verify
+from tests.support.pairwise import in_turn
 
 
 def lowered(mask: Callable[..., Any], s: Sizes) -> tuple[AttentionOp, list[Any]]:
@@ -88,9 +89,12 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
-    "s", [Sizes(150, 150, 16, 32), Sizes(130, 200, 64, 16), Sizes(200, 97, 32, 32)]
+    ("name", "s"),
+    in_turn(
+        list(FAMILIES),
+        [Sizes(150, 150, 16, 32), Sizes(130, 200, 64, 16), Sizes(200, 97, 32, 32)],
+    ),
 )
 def test_families_are_exact(name: str, s: Sizes) -> None:
     found, exact = check(FAMILIES[name], s)
@@ -135,8 +139,9 @@ HARD: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("s", [Sizes(96, 400, 16, 32), Sizes(300, 64, 16, 8)])
+@pytest.mark.parametrize(
+    ("name", "s"), in_turn(list(HARD), [Sizes(96, 400, 16, 32), Sizes(300, 64, 16, 8)])
+)
 def test_large_numbers(name: str, s: Sizes) -> None:
     """Where 64 bits, or saturated bounds, do not hold what a mask computes."""
     check(HARD[name], s)

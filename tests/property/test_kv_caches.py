@@ -21,6 +21,7 @@ from torch import Tensor
 import flexc
 from flexc.errors import CacheError, DtypeError, OptionError, ShapeError
 from flexc.runtime.kernels.driver import counters
+from tests.support.pairwise import in_turn
 
 HEADS, GROUP, DIM = 2, 2, 16
 PAGES, SIZES = 12, (4, 16)
@@ -195,8 +196,7 @@ def test_a_prompt_in_parts_is_the_prompt() -> None:
         torch.testing.assert_close(torch.cat(found, 2), expected)
 
 
-@pytest.mark.parametrize("mods", MODS, ids=lambda m: str(sum(x is not None for x in m)))
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("mods", "count"), in_turn(MODS, [1, 3]))
 def test_a_shared_prefix_is_merged(mods: Any, count: int) -> None:
     cache = flexc.PagedKV(3, HEADS, 30, 8, DIM, layers=2)
     prompt = torch.randn(2, 3, HEADS, 21, DIM)

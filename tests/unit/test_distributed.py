@@ -187,9 +187,13 @@ def test_calls_that_do_not_fit_raise_on_all_ranks(
 
 @pytest.mark.parametrize(
     ("method", "how"),
-    [("ring", "killed"), ("all-gather", "killed"), ("ring", "backward"),
-     ("ring", "refused")],
-)  # fmt: skip
+    [
+        ("ring", "killed"),
+        pytest.param("all-gather", "killed", marks=pytest.mark.slow),
+        ("ring", "backward"),
+        ("ring", "refused"),
+    ],
+)
 def test_a_rank_that_leaves_is_reported(tmp_path: Path, method: str, how: str) -> None:
     context = mp.get_context("spawn")
     given = tmp_path, method, how
