@@ -50,12 +50,12 @@ def decoding(
     )
 
 
-def latent() -> Attention:
+def latent(dim: int = 576, value_dim: int = 512) -> Attention:
     """A call of 16 heads that share one key head, whose values are a view of keys."""
     call = decoding()
-    query = torch.zeros(1, 16, 1, 576, dtype=torch.bfloat16)
-    key = torch.zeros(1, 1, 8192, 576, dtype=torch.bfloat16)
-    return replace(call, query=query, key=key, value=key[..., :512])
+    query = torch.zeros(1, 16, 1, dim, dtype=torch.bfloat16)
+    key = torch.zeros(1, 1, 8192, dim, dtype=torch.bfloat16)
+    return replace(call, query=query, key=key, value=key[..., :value_dim])
 
 
 def in_pages(size: int, **options: Any) -> Attention:
@@ -147,6 +147,14 @@ def test_values_in_keys_are_read_once() -> None:
     assert "tl.load(value" not in source
     copied = lower(replace(call, value=call.value.clone())).source
     assert copied.count("tl.load(value") == 1
+
+
+@pytest.mark.parametrize("dims", [(256, 128), (576, 544)])
+def test_values_that_are_no_tile_of_keys_are_read_apart(dims: tuple[int, int]) -> None:
+    """The kernel is that of values elsewhere, whose tiles fit shared memory."""
+    call = latent(*dims)
+    source = lower(call).source
+    assert source == lower(replace(call, value=call.value.clone())).source
 
 
 def test_pages_of_whole_blocks_are_found_once() -> None:

@@ -115,6 +115,8 @@ class ConvertAttention(RewritePattern):
         sizes = self.options.tile_sizes(op)
         segments = Region(Block(self.options.segments(problem, sizes)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
+        if not self.options.reads_values_from_keys(op):
+            properties.pop("values_in_keys", None)
         matrices = op.query, op.value
         if (part := self.options.part_rows(matrices, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
@@ -168,6 +170,21 @@ def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
     known = op.facts() | {n: op.properties[n] for n in own if n in op.properties}
     known.pop("sequences", None)  # The regions find the sequences themselves.
     return known
+
+
+def attention_shape(op: flex.AttentionOp) -> AttentionShape:
+    """Return the properties of an attention op that its tile depends on."""
+    bits = element_width(op.query.type)
+    return AttentionShape(
+        bits,
+        flex.tensor_shape(op.query)[3],
+        flex.tensor_shape(op.value)[3],
+        sparse_block(op),
+        rows=known_rows(op),
+        narrow=any(element_width(v.type) < bits for v in (op.key, op.value)),
+        is_aligned=op.alignment is not None,
+        values_in_keys=op.values_in_keys is not None,
+    )
 
 
 @dataclass(frozen=True)
@@ -300,24 +317,17 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         """
         if short_rows is None:
             short_rows = self.expects_short_rows(op)
-        sparse = sparse_block(op)
-        bits = element_width(op.query.type)
-        shape = AttentionShape(
-            bits,
-            flex.tensor_shape(op.query)[3],
-            flex.tensor_shape(op.value)[3],
-            sparse,
-            self.block_m is None and self.block_n is None and short_rows,
-            known_rows(op),
-            any(element_width(v.type) < bits for v in (op.key, op.value)),
-            op.alignment is not None,
-            op.values_in_keys is not None,
-        )
-        chosen = self.choose(shape)
+        shape = attention_shape(op)
+        may_be_short = self.block_m is None and self.block_n is None and short_rows
+        chosen = self.choose(replace(shape, short_rows=may_be_short))
         sizes = self.shrunk(self.with_options(chosen))
-        check_tiles_divide(sizes, sparse, self.trims)
+        check_tiles_divide(sizes, shape.sparse_block, self.trims)
         self.rules.check(sizes, self.num_warps)
         return sizes
+
+    def reads_values_from_keys(self, op: flex.AttentionOp) -> bool:
+        """Return True if a tile of an op's keys also serves as values."""
+        return self.rules.reads_values_from_keys(attention_shape(op))
 
     def expects_short_rows(self, op: flex.AttentionOp) -> bool:
         """Return True if the target chooses small tiles for rows that see few keys."""

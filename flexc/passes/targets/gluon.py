@@ -79,10 +79,13 @@ class GluonTarget(TritonTarget):
     one_loop: ClassVar[bool] = True
     splits_row_terms: ClassVar[bool] = True
     few_rows: ClassVar[int] = 0
-    # TMA copies whole tiles, and the copies of keys and of values differ.
+    # TMA copies whole tiles.
     guards_dead_columns: ClassVar[bool] = False
-    reads_values_from_keys: ClassVar[bool] = False
     one_pass: ClassVar[OnePass] = "keys"
+
+    def reads_values_from_keys(self, shape: AttentionShape) -> bool:
+        """Return False: asynchronous copies of keys and of values differ."""
+        return False
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         """Return the tile of a program with roles, which divides the blocks of a table.

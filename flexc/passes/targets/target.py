@@ -171,8 +171,6 @@ class Target(ABC):
     """
     guards_dead_columns: ClassVar[bool] = False
     """True if loads of pages skip columns that no row sees."""
-    reads_values_from_keys: ClassVar[bool] = False
-    """True if a tile of keys also serves as values that are its first columns."""
     heads_per_group: ClassVar[int | None] = None
     """The most heads whose tiles start together."""
 
@@ -183,6 +181,10 @@ class Target(ABC):
     def padded(self, dim: int, least: int = 16) -> int:
         """Return the rows or columns of a tile that holds `dim` of them."""
         return dim
+
+    def reads_values_from_keys(self, shape: AttentionShape) -> bool:
+        """Return True if a tile of keys also serves as values, its first columns."""
+        return False
 
     @abstractmethod
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:

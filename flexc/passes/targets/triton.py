@@ -98,27 +98,40 @@ class TritonTarget(Target):
     relaxes_division: ClassVar[bool] = True
     few_rows: ClassVar[int] = FEW_ROWS
     guards_dead_columns: ClassVar[bool] = True
-    reads_values_from_keys: ClassVar[bool] = True
     heads_per_group: ClassVar[int | None] = 8
 
     def padded(self, dim: int, least: int = 16) -> int:
         return max(least, next_power_of_2(dim))
 
-    def held(self, dim: int, shape: AttentionShape | PairShape) -> int:
-        """Return the columns of the tiles that hold rows of `dim` numbers."""
+    def parts(self, dim: int, shape: AttentionShape | PairShape) -> tuple[int, ...]:
+        """Return the columns of each of the tiles that hold rows of `dim` numbers."""
         if not shape.is_aligned:
-            return self.padded(dim)
-        return sum(column_parts(dim, shape.bits))
+            return (self.padded(dim),)
+        return column_parts(dim, shape.bits)
+
+    def held(self, dim: int, shape: AttentionShape | PairShape) -> int:
+        """Return the columns of all tiles that hold rows of `dim` numbers."""
+        return sum(self.parts(dim, shape))
+
+    def reads_values_from_keys(self, shape: AttentionShape) -> bool:
+        """Return True if values are all tiles of keys, or the first one.
+
+        Tiles have no parts that products could read.
+        """
+        keys, values = (self.parts(d, shape) for d in (shape.head_dim, shape.value_dim))
+        is_same = shape.head_dim == shape.value_dim or keys[:1] == values
+        return shape.values_in_keys and is_same
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         bits, memory = shape.bits, options.shared_memory
         both = shape.head_dim, shape.value_dim
         dims = [self.held(d, shape) for d in both]
-        held = [dims[0], 0] if shape.values_in_keys else dims
+        shares = self.reads_values_from_keys(shape)
+        held = [dims[0], 0] if shares else dims
         choices = attention_choices(bits, max(dims))
         if shape.rows is not None and shape.rows <= self.few_rows:
             rows = self.padded(shape.rows)
-            wide = shape.narrow or shape.values_in_keys
+            wide = shape.narrow or shares
             choices = few_rows_choices(rows, bits, sum(held), dims[1], wide)
         elif shape.short_rows and bits <= 16:
             twice = operand_bytes(PAIRED, bits, *held) * 2 <= memory

@@ -90,7 +90,7 @@ def pages(subject: Subject) -> Iterator[Fact]:
 
 def values(subject: Subject) -> Iterator[Fact]:
     """Yield the fact that keys and values are read together, if this holds."""
-    if subject.few_rows is not None and subject.compiled.build.call.values_in_keys:
+    if subject.few_rows is not None and subject.reads_values_from_keys:
         text = "values are the first columns of keys, which are read once"
         yield Fact("values_in_keys", True, text)
 

@@ -172,6 +172,12 @@ class Subject:
         return convert.tile_sizes(self.simple)
 
     @property
+    def reads_values_from_keys(self) -> bool:
+        """True if a tile of keys also serves as values."""
+        convert = convert_for(self.compiled.build, self.schedule)
+        return convert.reads_values_from_keys(self.simple)
+
+    @property
     def tile(self) -> TileSizes:
         """The tile of the kernel that runs."""
         if self.few_rows is None and self.way in ("no mask", "bounds", "every pair"):

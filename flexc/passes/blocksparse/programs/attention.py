@@ -293,8 +293,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
         # Equal loads become one. Columns beyond the last value count for no result.
-        is_view = self.op.values_in_keys is not None
-        shares = is_view and self.target.reads_values_from_keys
+        shares = self.op.values_in_keys is not None
         values = self.op.key if shares else self.op.value
         v = self.load(values, shape, *where, "v", *rest)
         v, weight = self.scaled_values(v, visit)
