@@ -123,12 +123,13 @@ class Guard:
     torch compares all facts but those about addresses.
     """
 
-    __slots__ = ("_check", "_count", "_numbers", "_pick")
+    __slots__ = ("_check", "_count", "_numbers", "_pick", "_places")
 
     def __init__(self, tensors: Sequence[Any], places: Sequence[int]):
         self._count = len(tensors)
         self._pick = itemgetter(*places) if len(places) < len(tensors) else None
         found = [tensors[i] for i in places]
+        self._places = places_of([t.data_ptr() for t in found])
         static: Any = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
         self._check = TensorGuards(*found, **static).check
         others = [i for i in range(len(tensors)) if i not in places]
@@ -136,7 +137,7 @@ class Guard:
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> Guard | None:
-        """Return the guard of aligned tensors at different addresses, else None.
+        """Return the guard of distinct, aligned tensors that are not empty, else None.
 
         All other values must be numbers or None, because `number_key` distinguishes
         only these.
@@ -148,7 +149,7 @@ class Guard:
         found = [tensors[i] for i in places]
         if not found or (len(found) == 1 and len(tensors) > 1):
             return None  # `itemgetter` returns no tuple for one place.
-        if not _are_plain(found):
+        if len(set(map(id, found))) < len(found) or _aligned_addresses(found) is None:
             return None
         return cls(tensors, places)
 
@@ -164,16 +165,31 @@ class Guard:
         for tensor in tensors:
             if getattr(tensor, "is_nested", False):
                 return False  # torch's check ends the process: these have no strides.
-        return self._check(*tensors) and _are_plain(tensors)
-
-
-def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors have memory, at different aligned addresses."""
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    for address in addresses:
-        if not address or address % ALIGNMENT:
+        if not self._check(*tensors):
             return False
-    return len(set(addresses)) == len(addresses)
+        addresses = _aligned_addresses(tensors)
+        return addresses is not None and places_of(addresses) == self._places
+
+
+def _aligned_addresses(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return the addresses of tensors, None unless all have memory and are aligned."""
+    addresses: list[int] = []
+    for tensor in tensors:
+        address = tensor.data_ptr()
+        if not address or address % ALIGNMENT:
+            return None
+        addresses.append(address)
+    return addresses
+
+
+def places_of(addresses: Sequence[int]) -> list[int] | None:
+    """Return the place of the first equal address for each, None if all differ.
+
+    Kernels make use of values that are a view of keys.
+    """
+    if len(set(addresses)) == len(addresses):
+        return None
+    return [addresses.index(a) for a in addresses]
 
 
 def is_hidden() -> bool:
@@ -216,9 +232,7 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
         # A tape identifies tensors by identity, so repeated tensors are a fact.
         first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         facts += [first[id(t)] for t in tensors]
-    if len(set(addresses)) < len(addresses):
-        # Values may be a view of keys, which kernels make use of.
-        facts += [addresses.index(a) for a in addresses]
+    facts += places_of(addresses) or ()
     return tuple(facts)
 
 

@@ -158,7 +158,8 @@ class Visit:
                 column = program.at_most_last(code, column, column_len)
             (live,) = inline_region(mask, [b, h, row, column, *captured], code)
             if self.masked is not None:
-                live = code.or_(live, code.not_(given.pop(0)))
+                # Triton's interpreter has no `|` of a tile and a scalar for masks.
+                live = code.select(given.pop(0), live, code.flag(True))
             return code.and_(live, given[0]) if given else live
 
         found = build_map(code, [program.block_n], inputs, body, "live")
