@@ -113,7 +113,10 @@ class AttentionLike(ScoredOp, TrailingOperands):
     lse_rest = opt_result_def(TensorType[Attribute])
 
     values_in_keys = opt_prop_def(UnitAttr)
-    """True if `value` is known to be a view of the first columns of `key`."""
+    """True if `value` is known to be a view of the first columns of `key`.
+
+    `blocksparse.attention` has this property only if its kernel reads values from keys.
+    """
 
     irdl_options = (AttrSizedResultSegments(as_property=True),)
 

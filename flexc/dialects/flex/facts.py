@@ -64,7 +64,6 @@ FACTS = (
     "score_growth_bounded",
     "rows_never_empty",
     "sequences",
-    "values_in_keys",
 )
 """Properties that state proved facts about a call; every lowering keeps them."""
 

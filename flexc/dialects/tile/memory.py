@@ -75,7 +75,8 @@ class LoadOp(IRDLOperation):
          i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
     %v = tile.load %value[%b, %h, %n, %c0] count %left : tensor<?x?x?x64xbf16>,
          i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
-    %p = tile.load %key[%b, %h, %n, %c0] pages %table : tensor<?x?xi32> :
+    %p = tile.load %key[%b, %h, %n, %c0] pages %table : tensor<?x?xi32>
+         live %seen : !tile.tile<128xi1> :
          tensor<?x?x16x64xbf16>, i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
     ```
     """

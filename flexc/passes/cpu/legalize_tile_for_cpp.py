@@ -80,6 +80,8 @@ class LoadToStrided(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
+        if op.live is not None:
+            refuse(op, "has live rows, which loads of C++ have none of: use triton")
         access, type_ = StridedAccess.of_load(op), op.result.type
         tensor, base, strides = op.tensor, access.base(), access.strides()
         extents = access.extents(op.pages)

@@ -115,8 +115,8 @@ class ConvertAttention(RewritePattern):
         sizes = self.options.tile_sizes(op)
         segments = Region(Block(self.options.segments(problem, sizes)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
-        if not self.options.reads_values_from_keys(op):
-            properties.pop("values_in_keys", None)
+        if self.options.reads_values_from_keys(op):
+            properties["values_in_keys"] = UnitAttr()
         matrices = op.query, op.value
         if (part := self.options.part_rows(matrices, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)

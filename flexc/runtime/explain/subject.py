@@ -13,11 +13,12 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
 from flexc.dialects.flex import KeyRangesAttr
+from flexc.passes.flex.convert_flex_to_blocksparse import attention_shape
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.scalar import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.variation import Along, Dependences, yielded
-from flexc.passes.targets.target import AttentionShape, TileSizes
+from flexc.passes.targets.target import TileSizes
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
 from flexc.runtime.attention.run import count_splits
@@ -191,18 +192,14 @@ class Subject:
 
     def tile_of(self, block: tuple[int, int] | None) -> TileSizes:
         """Return the tile of a kernel for tables of these blocks, or without tables."""
-        query, value = self.call.query, self.call.value
         sizes = self.call.choices.tiles.sizes
         asked = {k: v for k, v in sizes.items() if v is not None}
-        shape = AttentionShape(
-            8 * query.element_size(),
-            query.size(3),
-            value.size(3),
-            block,
-            not {"block_m", "block_n"} & asked.keys(),
-            self.few_rows and prod(self.few_rows),
-            self.call.is_narrow,
-            values_in_keys=self.compiled.build.call.values_in_keys,
+        may_be_short = not {"block_m", "block_n"} & asked.keys()
+        shape = replace(
+            attention_shape(self.simple),
+            sparse_block=block,
+            short_rows=may_be_short,
+            rows=self.few_rows and prod(self.few_rows),
         )
         chosen = convert_for(self.compiled.build, self.schedule).choose(shape)
         return replace(chosen, **asked)

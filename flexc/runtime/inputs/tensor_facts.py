@@ -80,7 +80,7 @@ def has_far_rows(tensor: Tensor) -> bool:
     return has_unit_stride(tensor) and (step >= 2 * columns or is_even)
 
 
-def is_in(key: Tensor, value: Tensor) -> bool:
+def are_first_columns(value: Tensor, key: Tensor) -> bool:
     """Return True if values are a view of the first columns of keys."""
     return (
         value.data_ptr() == key.data_ptr()
@@ -114,7 +114,7 @@ class Placement:
             (has_unit_stride(query), has_unit_stride(key), has_unit_stride(value)),
             ALIGNMENT if aligned else None,
             (has_far_rows(key), has_far_rows(value)),
-            is_in(key, value),
+            are_first_columns(value, key),
         )
 
 

@@ -32,7 +32,7 @@ func.func @attention(%q: tensor<?x?x?x64xf32>, %k: tensor<?x?x?x64xf32>,
   %out = flex.attention %q, %k, %v
       : tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32>
       scale(%scale : f32) captures(%slopes : tensor<?xf32>)
-      -> out(tensor<?x?x?x64xf32>)
+      -> out(tensor<?x?x?x64xf32>) {values_in_keys}
   score_mod(%s: f32, %b: i32, %h: i32, %qi: i32, %ki: i32, %slopes_: tensor<?xf32>) {
     %m = flex.load_capture %slopes_[%h] : tensor<?xf32>, i32
     %d = arith.subi %ki, %qi : i32

@@ -28,6 +28,7 @@ from flexc.passes.blocksparse.programs.builder import (
     SegmentKernelBuilder,
     Visit,
     guard_captures,
+    live_columns,
     narrowed,
 )
 from flexc.passes.blocksparse.programs.kernel_builder import grid_of
@@ -278,7 +279,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         element = flex.element_type(self.op.query)
         # Memory beyond a sequence's last key, in other pages too, may hold NaN.
         guards = self.op.page_table is not None and self.target.guards_dead_columns
-        live = visit.live_columns(self, self.place) if guards else None
+        live = live_columns(self, visit, self.place) if guards else None
         rest = visit.count, pages, element, live
         k = self.load(self.op.key, shape, *where, "k", *rest)
         k_t = code.insert(tile.TransposeOp(k), "k_t")
@@ -293,8 +294,8 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
         # Equal loads become one. Columns beyond the last value count for no result.
-        shares = self.op.values_in_keys is not None
-        values = self.op.key if shares else self.op.value
+        in_keys = self.op.values_in_keys is not None
+        values = self.op.key if in_keys else self.op.value
         v = self.load(values, shape, *where, "v", *rest)
         v, weight = self.scaled_values(v, visit)
         term = None if self.split is None else self.term(visit, self.split.term)

@@ -132,41 +132,6 @@ class Visit:
             found.append(code.not_(self.exists))
         return combined(code.or_, found)
 
-    def live_columns(
-        self, program: SegmentKernelBuilder, place: RowBlock
-    ) -> SSAValue | None:
-        """Write which columns of the block are live.
-
-        Return None if the mask depends on rows, or keeps all columns.
-        """
-        mask = self.segment.mask_mod
-        if mask is None or depends_on_rows(mask):
-            return None
-        code, captures = program.code, [program.args[c] for c in program.op.captures]
-        columns = code.insert(tile.IotaOp(self.start, program.block_n), "columns")
-        flags = [v for v in (self.masked, self.exists) if v is not None]
-        inputs: list[Input] = [
-            *((v, UNIFORM) for v in (place.column_len, *place.where)),
-            (columns, ROW),
-            *((c, UNIFORM) for c in (*captures, *flags)),
-        ]
-
-        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
-            column_len, b, h, row, column, *rest = args
-            captured, given = rest[: len(captures)], rest[len(captures) :]
-            if program.clamps(self):
-                column = program.at_most_last(code, column, column_len)
-            (live,) = inline_region(mask, [b, h, row, column, *captured], code)
-            if self.masked is not None:
-                # Triton's interpreter has no `|` of a tile and a scalar for masks.
-                live = code.select(given.pop(0), live, code.flag(True))
-            return code.and_(live, given[0]) if given else live
-
-        found = build_map(code, [program.block_n], inputs, body, "live")
-        if program.guards(self):
-            guard_captures(found)
-        return found
-
     def live(
         self,
         code: ScalarCode,
@@ -453,11 +418,6 @@ class SegmentKernelBuilder(KernelBuilder):
         return code.insert(least, index.name_hint)
 
 
-def depends_on_rows(mask: Region) -> bool:
-    """Return True if rows may see different columns."""
-    return bool(Dependences(mask)[yielded(mask)] & Along.ROW)
-
-
 def guard_captures(values: SSAValue) -> None:
     """Guard a map's captured loads: columns beyond the last may be out of range."""
     assert isinstance(values.owner, tile.MapOp)
@@ -489,21 +449,38 @@ def narrowed(
     return replace(visit, start=start, count=count)
 
 
+def live_columns(
+    program: SegmentKernelBuilder, visit: Visit, place: RowBlock
+) -> SSAValue | None:
+    """Write a map that is true for the columns of a block that the mask keeps.
+
+    Return None if the mask depends on rows, or keeps all columns.
+    """
+    mask = visit.segment.mask_mod
+    if mask is None or Dependences(mask)[yielded(mask)] & Along.ROW:
+        return None
+    return live_pairs(program, visit, place, None)
+
+
 def live_pairs(
-    program: SegmentKernelBuilder, visit: Visit, place: RowBlock, rows: SSAValue
+    program: SegmentKernelBuilder, visit: Visit, place: RowBlock, rows: SSAValue | None
 ) -> SSAValue:
-    """Write a map that is true for the pairs of a block that the mask keeps."""
+    """Write a map that is true for the pairs of a block that the mask keeps.
+
+    Without `rows`, the mask depends on no row, and the map has columns only.
+    """
     code, op = program.code, program.op
     transposed = isinstance(op, blocksparse.PairSumsOp) and op.is_transposed
     columns = code.insert(tile.IotaOp(visit.start, program.block_n), "columns")
     captures = [program.args[c] for c in op.captures]
+    flags = [v for v in (visit.masked, visit.exists) if v is not None]
     inputs: list[Input] = [
         *((length, UNIFORM) for length in place.lengths),
         (place.b, UNIFORM),
         (place.h, UNIFORM),
-        (rows, ROW),
-        (columns, COLUMN),
-        *((c, UNIFORM) for c in (*captures, *visit.flags)),
+        (place.start, UNIFORM) if rows is None else (rows, ROW),
+        (columns, ROW if rows is None else COLUMN),
+        *((c, UNIFORM) for c in (*captures, *flags)),
     ]
 
     def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
@@ -513,9 +490,17 @@ def live_pairs(
         if program.trusts_captures and not program.guards(visit):
             row = program.at_most_last(code, row, row_len)
         positions = (column, row) if transposed else (row, column)
-        captured, flags = rest[: len(captures)], rest[len(captures) :]
-        live = visit.live(code, None, [b, h, *positions, *captured], flags)
-        assert live is not None
-        return live
+        captured, given = rest[: len(captures)], rest[len(captures) :]
+        mask = visit.segment.mask_mod
+        assert mask is not None
+        (live,) = inline_region(mask, [b, h, *positions, *captured], code)
+        if visit.masked is not None:
+            # Triton's interpreter has no `|` of a tile and a scalar for masks.
+            live = code.select(given.pop(0), live, code.flag(True))
+        return code.and_(live, given[0]) if given else live
 
-    return build_map(code, [program.block_m, program.block_n], inputs, body, "live")
+    shape = [program.block_n] if rows is None else [program.block_m, program.block_n]
+    found = build_map(code, shape, inputs, body, "live")
+    if program.guards(visit):
+        guard_captures(found)
+    return found

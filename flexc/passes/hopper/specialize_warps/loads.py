@@ -72,6 +72,8 @@ def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
     """Return why a load cannot become a copy to shared memory, or None if it can."""
     if load.pages is not None:
         return "lies in several pages"
+    if load.live is not None:
+        return "has rows that are not read"
     if (why := why_not_tma(kernel, load.tensor, load.result.type)) is not None:
         return why
     uses = list(uses_through_views(load.result))

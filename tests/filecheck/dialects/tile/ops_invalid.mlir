@@ -905,3 +905,14 @@ tile.add_strided %x, %sums[%base] strides [%base] : !tile.tile<8x8xf32>, memref<
 %x, %i = "test.op"() : () -> (!tile.tile<8x8xf32>, i64)
 // CHECK: next expects a tensor
 %d = tile.register_product %x next %i, %x by <4 x 1> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+
+// -----
+
+tile.kernel @live_rows(%t : tensor<?x64xf32> #tile.param<argument 0>,
+    %i : i32 #tile.param<argument 1>, %b : i1 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %live = tile.full %b : i1 -> !tile.tile<16xi1>
+  // CHECK: live expects !tile.tile<32xi1> and no count, got !tile.tile<16xi1>
+  %k = tile.load %t[%i, %i] live %live : !tile.tile<16xi1> : tensor<?x64xf32>, i32, i32 -> !tile.tile<32x64xf32>
+  tile.return
+}
