@@ -422,8 +422,9 @@ def documents(b, h, q_idx, kv_idx):
 def call_of(query: Tensor, mask_mod: Callable[..., Any] | None = None) -> Attention:
     """A call of the Triton backend."""
     signature = read_signature(None, mask_mod, CPU)
+    value = query.clone()
     return Attention(
-        query, query, query, 0.1, None, signature, Outputs(), "triton", NO_CHOICES
+        query, query, value, 0.1, None, signature, Outputs(), "triton", NO_CHOICES
     )
 
 
