@@ -28,9 +28,10 @@ within_the_process = pytest.mark.skipif(
 
 
 def run_interpreted(file: str) -> None:
-    """Run a file's tests in a process that interprets."""
+    """Run a file's tests, or half of them in the short run, where Triton interprets."""
     profile = settings.get_current_profile_name()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", ""] if profile == "long" else ["--every=2"]
     command += [f"--hypothesis-profile={profile}", file]
     done = subprocess.run(
         command,

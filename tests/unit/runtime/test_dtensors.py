@@ -22,6 +22,7 @@ from tests.support.dtensors import (
     TWO,
     four_ranks,
     two_ranks,
+    two_ranks_more,
 )
 
 # The first test waits for what two processes do for many.
@@ -36,6 +37,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, float]]:
 @pytest.mark.parametrize("case", [*TWO, *LENGTHS, *MODULES], ids=str)
 def test_two_processes(two: list[dict[Any, float]], case: Any) -> None:
     assert max(errors[case] for errors in two) <= 1
+
+
+@pytest.mark.slow
+def test_more_on_two_processes(tmp_path: Path) -> None:
+    for errors in run_ranks(2, tmp_path, two_ranks_more):
+        assert all(error <= 1 for error in errors.values()), errors
 
 
 @pytest.mark.slow
