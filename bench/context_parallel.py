@@ -7,7 +7,8 @@ Processes share one call by gloo on the CPU, or by NCCL on GPUs. torch's systems
 ring of SDPA, which is causal, and its flex_attention with gathered keys. The CPU's
 flex_attention has no backward. On the CPU, torch's ring gets the operators of the CPU.
 `speed-up` is the time of flexc in one process, while the others wait, by the system's.
-`MiB` are the most that a rank allocates in training, and those kept for the backward.
+`MiB` are the most that a rank allocates in training, and those kept for the backward,
+of its query, key and value too.
 """
 
 from __future__ import annotations
@@ -283,10 +284,17 @@ def memory_of(
 ) -> list[float]:
     """Return the most MiB that a rank holds in training, and those kept between the
     forward and the backward.
+
+    Operands are made in the step, as projections make them, and counted: who moves
+    them to other ranks need not keep them.
     """
-    most, _ = bytes_of(partial(train, given, attend), device)
+
+    def made(*given: Tensor) -> Any:
+        return attend(*(t.clone() for t in given))  # pyright: ignore
+
+    most, _ = bytes_of(partial(train, given, made), device)
     # What others still send is released a little later: the smallest counts.
-    kept = min(bytes_of(partial(attend, *given), device)[1] for _ in range(3))
+    kept = min(bytes_of(partial(made, *given), device)[1] for _ in range(3))
     found = torch.tensor([most, kept], device=device, dtype=torch.float64)
     if not alone:
         dist.all_reduce(found, dist.ReduceOp.MAX)

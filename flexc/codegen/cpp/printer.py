@@ -421,7 +421,8 @@ def _copies_of_rows(op: tile.CollectOp | tile.NearRowsOp, name: str) -> str:
     element = memory_type(op.rows.type.element_type)
     rows, columns = op.rows.type.get_shape()
     if isinstance(op, tile.NearRowsOp):
-        again = "true" if op.repeated is not None else "grid_0 >= 8 * threads"
+        later = f"grid_0 >= {op.REPEATING_PROGRAMS} * threads"
+        again = "true" if op.repeated is not None else later
         return f"NearRows<{element}, {columns}> {name}({again});"
     return f"alignas(64) {element} {name}[{rows * columns}];"
 

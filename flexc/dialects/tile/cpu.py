@@ -248,7 +248,8 @@ class NearRowsOp(IRDLOperation):
     Row i begins at `head + (start + i) * stride`, and its elements are adjacent. Only
     the first `count` rows are read, and others have no elements. The result is a copy,
     which is found when a thread reads these rows again, or the rows themselves. Rows
-    are `repeated` if a program reads them again, and not only later ones.
+    are `repeated` if a program reads them again. Later programs of a thread do if it
+    has at least `REPEATING_PROGRAMS` of a head.
 
     ```mlir
     %rows, %step = tile.near_rows %key[%head] from %start stride %s2 count %n
@@ -259,6 +260,7 @@ class NearRowsOp(IRDLOperation):
     """
 
     name = "tile.near_rows"
+    REPEATING_PROGRAMS: ClassVar[int] = 8
 
     tensor = operand_def(TensorType[Attribute])
     head = operand_def(i64)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexc.dialects import tile
 from flexc.errors import OptionError
 from flexc.passes.scalar.readable import describe_mod
 from flexc.passes.targets.cpp import MACHINES
@@ -302,7 +303,8 @@ def copies_of(subject: Subject, differentiated: bool) -> str:
     call = subject.call
     programs = -(-subject.sizes[2] // subject.tile.block_m)
     packed = MACHINES[host_machine()].packed and call.query.dtype == torch.bfloat16
-    is_repeated = differentiated or programs >= 8 * torch.get_num_threads()
+    later = programs >= tile.NearRowsOp.REPEATING_PROGRAMS * torch.get_num_threads()
+    is_repeated = differentiated or later
     if not call.computed_by.for_cpu or call.pages or packed or not is_repeated:
         return ""
     placement = call.placement or Placement.of(*call.operands)
