@@ -39,19 +39,23 @@ venv: $(VENV)/installed-test ## create .venv with everything that development ne
 demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real model, train one
 	$(BIN)/python -m bench.demo
 
+# `make test` runs each test with one in EVERY of its parameters.
+EVERY = 2
+PYTEST = $(BIN)/python -m pytest --durations=25 --every=$(EVERY)
+
 # Two processes run beside each other: threads that wait for each other would spin.
 test: export OMP_NUM_THREADS = 1
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS)
-	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=tests/,$(PARTS))
+	$(PYTEST) $(addprefix --ignore=tests/,$(PARTS))
 
 # Tests that run beside the checks, in processes of their own: the longest first.
 PARTS = unit/runtime codegen property unit/passes unit/integrations unit/test_distributed.py \
-	unit/frontend
+	unit/interpreters unit/frontend
 
 .PHONY: $(PARTS)
 $(PARTS): venv
-	$(BIN)/python -m pytest --durations=25 tests/$@
+	$(PYTEST) tests/$@
 
 checks: venv ## linters, types, IR tests, emission under triton 3.6.0
 	@$(MAKE) --no-print-directory --jobs=1 lint
@@ -87,7 +91,7 @@ filecheck: venv ## tests of printed IR and of emitted source, by lit
 
 # A sample; `make test-long` has all.
 TRITON36_TESTS = not cpp and not emitted_source and not golden and not sm100 and not gfx942
-TRITON36_EVERY = 3
+TRITON36_EVERY = 5
 
 ifeq ($(shell uname -s),Linux)
 triton36: venv $(TRITON36)/installed ## emission tests under triton 3.6.0
