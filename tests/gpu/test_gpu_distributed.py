@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,5 +24,6 @@ def test_context_parallel(tmp_path: Path) -> None:
 
 
 def test_sharded_tensors_and_modules(tmp_path: Path) -> None:
-    for errors in run_ranks(2, tmp_path, dtensors.two_ranks, "cuda"):
+    work = partial(dtensors.two_ranks, cases=dtensors.OF_TWO)
+    for errors in run_ranks(2, tmp_path, work, "cuda"):
         assert not {c: error for c, error in errors.items() if error > 1}

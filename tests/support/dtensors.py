@@ -172,13 +172,9 @@ TWO = [
     Call((2, 4, 2, 24), (H,), (H,), "by head", (R,), "aot_eager"),
     Call((2, 4, 4, 24), (Q,), (Q,), "by head", None, "aot_eager"),
     Call((2, 4, 2, 24), (H,), (H,), "blocks", (R,), "flexc"),
-]
-
-MORE = [
     Call((2, 6, 3, 24), (H,), (H,), "by head"),
     Call((3, 4, 4, 24), (B,), (B,), "blocks", None, "flexc"),
 ]
-"""Of two ranks too, for the long run."""
 
 FOUR = [
     Call((1, 4, 4, 24), (R, H), (R, H), None),
@@ -322,14 +318,19 @@ MODULES: dict[str, Wrap] = {
 }
 
 
-def two_ranks(mesh: DeviceMesh) -> dict[Any, float]:
-    found: dict[Any, float] = {call: error_of(call, mesh) for call in TWO}
-    found |= {n: error_of_lengths(p, mesh) for n, p in LENGTHS.items()}
-    return found | {n: error_of_training(m, mesh) for n, m in MODULES.items()}
+OF_TWO: list[Any] = [*TWO, *LENGTHS, *MODULES]
+"""The cases of two ranks: calls, and names of other cases."""
 
 
-def two_ranks_more(mesh: DeviceMesh) -> dict[Any, float]:
-    return {call: error_of(call, mesh) for call in MORE}
+def two_ranks(mesh: DeviceMesh, cases: Sequence[Any]) -> dict[Any, float]:
+    def error(case: Any) -> float:
+        if case in MODULES:
+            return error_of_training(MODULES[case], mesh)
+        if case in LENGTHS:
+            return error_of_lengths(LENGTHS[case], mesh)
+        return error_of(case, mesh)
+
+    return {case: error(case) for case in cases}
 
 
 def four_ranks(_: DeviceMesh) -> dict[Any, float]:

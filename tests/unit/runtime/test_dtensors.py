@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +16,27 @@ import flexc
 from flexc.errors import ShapeError
 from flexc.runtime.torch_compile.operators.higher_order import teach_torch
 from tests.support.context_parallel import run_ranks
-from tests.support.dtensors import (
-    FOUR,
-    LENGTHS,
-    MODULES,
-    TWO,
-    four_ranks,
-    two_ranks,
-    two_ranks_more,
-)
+from tests.support.dtensors import FOUR, OF_TWO, four_ranks, two_ranks
 
 # The first test waits for what two processes do for many.
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, float]]:
-    return run_ranks(2, tmp_path_factory.mktemp("two"), two_ranks)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[Any, float]]:
+    """Return the errors of the cases whose tests run, by rank."""
+    items = request.session.items
+    tests = [i for i in items if getattr(i, "function", None) is test_two_processes]
+    cases = [test.callspec.params["case"] for test in tests]  # pyright: ignore
+    work = partial(two_ranks, cases=cases)
+    return run_ranks(2, tmp_path_factory.mktemp("two"), work)
 
 
-@pytest.mark.parametrize("case", [*TWO, *LENGTHS, *MODULES], ids=str)
+@pytest.mark.parametrize("case", OF_TWO, ids=str)
 def test_two_processes(two: list[dict[Any, float]], case: Any) -> None:
     assert max(errors[case] for errors in two) <= 1
-
-
-@pytest.mark.slow
-def test_more_on_two_processes(tmp_path: Path) -> None:
-    for errors in run_ranks(2, tmp_path, two_ranks_more):
-        assert all(error <= 1 for error in errors.values()), errors
 
 
 @pytest.mark.slow
