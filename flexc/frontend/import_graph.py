@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -184,45 +185,20 @@ def build_attention_module(
     table, and the scales of keys and values.
     """
     inputs = _shared_inputs(score, mask)
-    types = [_capture_type(i) for i in inputs]
-    element = element_type(call.dtype)
-    kept = [NARROW[t] if t else element for t in call.stored[:2]]
-    qkv = [
-        strided([None, None, length, dim], held, unit)
-        for held, length, dim, unit in zip(
-            (element, *kept),
-            (None, call.page_size, call.page_size),
-            (call.head_dim, call.head_dim, call.value_dim),
-            call.unit_strides,
-            strict=True,
-        )
-    ]
-    scale = score_type(qkv[0])
-    pair = [strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
-    tables = [] if call.sparse_block is None else pair * (1 + call.full_tables)
-    is_paged = call.page_size is not None
-    pages = [strided([None, None], i32, unit_stride=True)] * is_paged
-    scales = call.stored.scales()
-    last_types = [*pages, *scales.values(), *[i32] * call.split]
-    arg_types = [*qkv, scale, *types, *tables, *last_types]
-    block = Block(arg_types=arg_types)
-    names = ("query", "key", "value", "scale", *(i.name for i in inputs))
-    last = [*["page_table"] * is_paged, *scales, *["splits"] * call.split]
-    _name_args(block, [*names, *TABLES[: len(tables)], *last])
-    args = block.args
-    captured, rest = args[4 : 4 + len(types)], args[4 + len(types) :]
-    tabled, rest = rest[: len(tables)], rest[len(tables) :]
-    results = _result_types(call, element, scale)
+    operands = _operand_types(call, inputs)
+    block = Block(arg_types=[t for types in operands.values() for t in types])
+    names = {name: [name] for name in operands}
+    names |= {"captures": [i.name for i in inputs], "tables": [*TABLES]}
+    _name_args(block, [n for k, t in operands.items() for n in names[k][: len(t)]])
+    args, captured = iter(block.args), operands["captures"]
+    scale = score_type(operands["query"][0])
+    results = _result_types(call, scale)
     attention = AttentionOp(
-        {
-            **dict(zip(names, args[:4], strict=False)),
-            **{"captures": captured, "tables": tabled},
-            **dict(zip(last, rest, strict=True)),
-        },
+        {name: list(islice(args, len(types))) for name, types in operands.items()},
         list(results.values()),
         [
-            build_region("score_mod", score, inputs, types, scale),
-            build_region("mask_mod", mask, inputs, types, None),
+            build_region("score_mod", score, inputs, captured, scale),
+            build_region("mask_mod", mask, inputs, captured, None),
         ],
         call.facts(),
     )
@@ -235,19 +211,47 @@ def build_attention_module(
         result.name_hint = name
     block.add_op(attention)
     block.add_op(ReturnOp(*attention.results))
-    function = FunctionType.from_lists(arg_types, attention.result_types)
+    function = FunctionType.from_lists(block.arg_types, attention.result_types)
     module = ModuleOp([FuncOp("attention", function, Region(block))])
     return AttentionModule(module, tuple(inputs))
 
 
+def _operand_types(
+    call: AttentionCall, inputs: Sequence[CaptureInput]
+) -> dict[str, Sequence[Attribute]]:
+    """Return the types of all possible operands of `flex.attention`, in order."""
+    element = element_type(call.dtype)
+    stored = [NARROW[t] if t else element for t in (None, *call.stored[:2])]
+    lengths = None, call.page_size, call.page_size
+    dims = call.head_dim, call.head_dim, call.value_dim
+    qkv = [
+        strided([None, None, length, dim], held, unit)
+        for held, length, dim, unit in zip(
+            stored, lengths, dims, call.unit_strides, strict=True
+        )
+    ]
+    counts, indices = (strided([None] * rank, i32, unit_stride=True) for rank in (3, 4))
+    tables = [] if call.sparse_block is None else [counts, indices]
+    pages = strided([None, None], i32, unit_stride=True)
+    return {
+        **{name: [t] for name, t in zip(("query", "key", "value"), qkv, strict=True)},
+        "scale": [score_type(qkv[0])],
+        "captures": [_capture_type(i) for i in inputs],
+        "tables": tables * (1 + call.full_tables),
+        "page_table": [pages] * (call.page_size is not None),
+        **{name: [t] for name, t in call.stored.scales().items()},
+        "splits": [i32] * call.split,
+    }
+
+
 def _result_types(
-    call: AttentionCall, element: Attribute, score: Attribute
+    call: AttentionCall, score: Attribute
 ) -> dict[str, Sequence[Attribute]]:
     """Return the types of all possible results of `flex.attention`, in its order.
 
     The runtime allocates the results with unit strides.
     """
-    split, element = call.split, score if call.split else element
+    split, element = call.split, score if call.split else element_type(call.dtype)
     row = strided([None] * 3, score, unit_stride=True)
     return {
         "out": [strided([None] * 3 + [call.value_dim], element, unit_stride=True)],
