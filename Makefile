@@ -46,16 +46,20 @@ PYTEST = $(BIN)/python -m pytest --durations=25 --every=$(EVERY)
 # Two processes run beside each other: threads that wait for each other would spin.
 test: export OMP_NUM_THREADS = 1
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS)
-	$(PYTEST) $(addprefix --ignore=tests/,$(PARTS))
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS) others
+	$(PYTEST) tests/$(LAST)
 
 # Tests that run beside the checks, in processes of their own: the longest first.
-PARTS = unit/runtime codegen property unit/passes unit/integrations unit/test_distributed.py \
-	unit/interpreters unit/frontend
+PARTS = unit/runtime codegen property unit/passes unit/test_distributed.py unit/integrations \
+	unit/frontend
+LAST = unit/interpreters
 
-.PHONY: $(PARTS)
+.PHONY: $(PARTS) others
 $(PARTS): venv
 	$(PYTEST) tests/$@
+
+others: venv
+	$(PYTEST) tests $(addprefix --ignore=tests/,$(PARTS) $(LAST))
 
 checks: venv ## linters, types, IR tests, emission under triton 3.6.0
 	@$(MAKE) --no-print-directory --jobs=1 lint

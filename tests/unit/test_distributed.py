@@ -8,6 +8,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ from tests.support.context_parallel import (
     TWO,
     WHOLE,
     Case,
+    cases_that_run,
     causal,
     four_ranks,
     leave,
@@ -74,21 +76,31 @@ Found = list[Any]
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Found:
     folder = tmp_path_factory.mktemp("two")
+    run = cases_that_run(request)
+    work = partial(two_ranks, cases=[case for case in TWO if case in run])
     # What earlier runs stored would change what is compiled, which is counted.
     with mock.patch.dict(os.environ, FLEXC_CACHE_DIR=str(folder / "cache")):
-        return run_ranks(2, folder, two_ranks)
+        return run_ranks(2, folder, work)
+
+
+CASES = [
+    pytest.param(case, id=str(case), marks=[] if i % 2 else pytest.mark.slow)
+    for i, case in enumerate(TWO)
+]
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", TWO, ids=str)
+@pytest.mark.parametrize("case", CASES)
 def test_two_processes(two: Found, case: Case, method: str) -> None:
     for outcomes, _ in two:
         assert max(outcomes[case, method].errors.values()) <= 1
 
 
-@pytest.mark.parametrize("case", [c for c in TWO if c.layout != "scattered"], ids=str)
+@pytest.mark.parametrize("case", CASES[:-1])
 def test_all_steps_and_methods_share_kernels(two: Found, case: Case) -> None:
     """Besides the bounds of the ring's mask, which are traced without a score_mod.
 
@@ -124,7 +136,7 @@ def test_a_rank_of_a_ring_holds_its_part(two: Found) -> None:
         assert 0.4 < kept < 0.6
 
 
-@pytest.mark.parametrize("case", TWO, ids=str)
+@pytest.mark.parametrize("case", CASES)
 def test_keys_are_gathered_again(two: Found, case: Case) -> None:
     for outcomes, _ in two:
         assert max(outcomes[case, "regathered"].errors.values()) <= 1

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import flexc
 from flexc.errors import ShapeError
 from flexc.runtime.torch_compile.operators.higher_order import teach_torch
-from tests.support.context_parallel import run_ranks
+from tests.support.context_parallel import cases_that_run, run_ranks
 from tests.support.dtensors import FOUR, OF_TWO, four_ranks, two_ranks
 
 # The first test waits for what two processes do for many.
@@ -26,11 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[Any, float]]:
-    """Return the errors of the cases whose tests run, by rank."""
-    items = request.session.items
-    tests = [i for i in items if getattr(i, "function", None) is test_two_processes]
-    cases = [test.callspec.params["case"] for test in tests]  # pyright: ignore
-    work = partial(two_ranks, cases=cases)
+    work = partial(two_ranks, cases=cases_that_run(request))
     return run_ranks(2, tmp_path_factory.mktemp("two"), work)
 
 
