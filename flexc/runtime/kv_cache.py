@@ -210,8 +210,19 @@ class Cache:
         Sequences with fewer than S new tokens have padding at the end, which is not
         stored.
         """
+        self._check_new(key, value, max(self._last, default=0))
+        if key.size(2) == 0:
+            return
+        self._check_layer(layer)
+        with torch.no_grad():
+            step = torch.arange(key.size(2), dtype=torch.int32, device=key.device)
+            position = self.starts[:, None] + step
+            exists = position < self.lengths[:, None]
+            self._store(layer, (key, value), position, exists)
+
+    def _check_new(self, key: Tensor, value: Tensor, most: int) -> None:
+        """Check keys and values of up to `most` new tokens of each sequence."""
         for name, new, held in (("key", key, self.key), ("value", value, self.value)):
-            most = max(self._last, default=0)
             expected = (self.batch, held.size(2), most, held.size(4))
             check_rank(name, new)
             if tuple(new.shape) != expected:
@@ -229,14 +240,6 @@ class Cache:
                     f"{name} expects no gradient, which a cache does not pass on: call "
                     "within torch.no_grad(), or detach() it"
                 )
-        if key.size(2) == 0:
-            return
-        self._check_layer(layer)
-        with torch.no_grad():
-            step = torch.arange(key.size(2), dtype=torch.int32, device=key.device)
-            position = self.starts[:, None] + step
-            exists = position < self.lengths[:, None]
-            self._store(layer, (key, value), position, exists)
 
     def _check_layer(self, layer: int) -> None:
         if not isinstance(layer, int) or not 0 <= layer < len(self.key):
@@ -253,8 +256,14 @@ class Cache:
     def append(
         self, key: Tensor, value: Tensor, counts: int | Sequence[int] | None = None
     ) -> None:
-        """Extend by new tokens, all S of (B, Hkv, S, E) by default, and write them."""
-        self.extend(key.size(2) if counts is None else counts)
+        """Extend by new tokens, all S of (B, Hkv, S, E) by default, and write them.
+
+        A call that raises an error changes nothing.
+        """
+        check_rank("key", key)
+        counts = key.size(2) if counts is None else counts
+        self._check_new(key, value, max(self._counts(counts), default=0))
+        self.extend(counts)
         self.write(key, value)
 
     def mask(self, mask_mod: MaskMod | None = None, causal: bool = True) -> MaskMod:

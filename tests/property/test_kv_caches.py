@@ -305,6 +305,15 @@ def test_bad_arguments_of_caches(make: Any) -> None:
     token = torch.randn(2, 2, 1, DIM)
     with pytest.raises(OptionError, match="no gradient"):
         cache.append(token.clone().requires_grad_(), token)
+    for bad in (token[:, :1], token.double(), token[..., 1:], token[0], token[:1]):
+        for pair in ((bad, token), (token, bad)):
+            with pytest.raises((ShapeError, DtypeError)):
+                cache.append(*pair)
+    with pytest.raises(ShapeError, match="tokens"):
+        cache.append(token, token, 2)
+    assert cache.known_lengths() == (0, 0)
+    assert not cache.lengths.any()
+    cache.append(token, token)
     with pytest.raises(ShapeError, match="expects a tensor"):
         cache.write(None, token)
     for query in (torch.tensor(1.0), torch.randn(2)):
