@@ -292,7 +292,7 @@ SIGNS: tuple[tuple[Any, str, type[FlexcError], str], ...] = (
     ),
     (
         OverflowError,
-        "int too (big|large) to convert",
+        "int too (big|large) to convert|can't convert negative int to unsigned",
         NumberRangeError,
         "{text}: integers of tensors have 64 bits; write a float, as in float(n)",
     ),

@@ -237,6 +237,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         errors.NumberRangeError,
         "integers of tensors have 64 bits; write a float",
     ),
+    "wide-negative-integer": (
+        lambda s, b, h, q, k: s + (-(2**63) - 1),
+        errors.NumberRangeError,
+        "integers of tensors have 64 bits; write a float",
+    ),
     "too-many-indices": (
         lambda s, b, h, q, k: s + TABLE[b, h, q],
         errors.ShapeError,
