@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 from unittest.mock import patch
@@ -214,6 +215,14 @@ class CompiledFunction(Compiled):
         if not isinstance(fn, functools.partial | torch.nn.Module):
             functools.update_wrapper(self, fn)
         self.__wrapped__ = fn
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return the name of a decorated function, by which pickle finds functions."""
+        found: Any = sys.modules.get(self.__module__)
+        name: str = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, without the cache of captures."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import pickle
@@ -256,6 +257,25 @@ def test_pickled_after_a_call() -> None:
     compiled = flexc.compile(Layer())
     expected = compiled(x)
     torch.testing.assert_close(pickle.loads(pickle.dumps(compiled))(x), expected)
+
+
+@flexc.compile
+def decorated(x: Tensor) -> Any:
+    return flexc.flex_attention(x, x, x)
+
+
+class Decorated:
+    @flexc.compile
+    def method(self, x: Tensor) -> Any:
+        return flexc.flex_attention(x, x, x)
+
+
+def test_decorated_functions_are_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert copy.deepcopy(decorated) is decorated
+    x = torch.randn(1, 1, 4, 8)
+    method = pickle.loads(pickle.dumps(Decorated().method))
+    torch.testing.assert_close(method(x), decorated(x))
 
 
 def test_libraries_may_lie_anywhere(tmp_path: Path) -> None:
