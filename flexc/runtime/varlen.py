@@ -18,7 +18,13 @@ from flexc.errors import DeviceError, DtypeError, ShapeError, TracingError
 from flexc.frontend.code_facts import PACKED_MASKS
 from flexc.runtime.inputs.arguments import check_dense
 from flexc.runtime.inputs.notes import Capture, are_still
-from flexc.runtime.inputs.wrappers import plain, tracing, without_modes, wrapper
+from flexc.runtime.inputs.wrappers import (
+    is_batched,
+    plain,
+    tracing,
+    without_modes,
+    wrapper,
+)
 from flexc.runtime.interception import check_not_captured
 from flexc.runtime.interface import MaskMod, ScoreMod, flex_attention
 from flexc.runtime.process.recent import Recent, turn
@@ -226,7 +232,7 @@ def _check_kind(name: str, given: Tensor, query: Tensor) -> None:
             f"{name} expects the query's device {query.device}, got {given.device}"
         )
     got = tracing(query) or wrapper(given)
-    if got is not None or plain(given).dim() != given.dim():
+    if got is not None or is_batched(given):
         raise TracingError(
             f"{name} expects numbers that can be read now, got "
             f"{got or 'a batch of vmap'}; call flex_attention_varlen outside of it"

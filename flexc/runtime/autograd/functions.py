@@ -20,6 +20,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
@@ -58,6 +59,13 @@ def _fold(
     return tuple(
         r.unflatten(0, (size, -1)) if isinstance(r, Tensor) else r for r in results
     )
+
+
+def _one(arg: Any, dim: int | None) -> Any:
+    """Return an argument that is mapped over nothing as one of a single slice."""
+    if dim is None:
+        return arg
+    return F.pad(arg, (*(0,) * (2 * (arg.dim() - dim - 1)), 0, 1))
 
 
 def _merged(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -128,15 +136,21 @@ class _Function(torch.autograd.Function):
         pairs = list(zip(kinds, in_dims, strict=True))
         dims = [None if kind == "static" else dim for kind, dim in pairs]
         # A larger batch has the results of its parts if they share captures and tables.
+        size = info.batch_size
+        if not size:  # Shapes of results are those of a batch of zeros.
+            args = tuple(_one(a, dim) for a, dim in zip(args, dims, strict=True))
         wanted = args[1] if cls.layout[1] == "static" else ()
         shares = all(kind in ("static", "row") or dim is None for kind, dim in pairs)
         if shares and not (
             template.reads.batch or any(wanted[INPUTS:]) or "whole" in kinds
         ):
-            results = _fold(cls.apply, info.batch_size, dims, kinds, args)
+            results = _fold(cls.apply, size or 1, dims, kinds, args)
         else:
-            results = _loop(cls.apply, info.batch_size, dims, args)
-        return results, tuple(0 if isinstance(r, Tensor) else None for r in results)
+            results = _loop(cls.apply, size or 1, dims, args)
+        places = tuple(0 if isinstance(r, Tensor) else None for r in results)
+        if not size:
+            results = tuple(r[:0] if isinstance(r, Tensor) else r for r in results)
+        return results, places
 
 
 class FlexAttentionFunction(_Function):

@@ -51,14 +51,25 @@ def is_functionalized() -> bool:
 def plain(tensor: Tensor) -> Tensor:
     """Return an unwrapped tensor with the shape and strides that the mods see.
 
-    For a batched tensor, it is the first slice.
+    For a batched tensor, it is the first slice, zeros if there is none.
     """
     while _functorch.is_functorch_wrapped_tensor(tensor):
         inner = _functorch.get_unwrapped(tensor)
         if _functorch.is_batchedtensor(tensor):
-            inner = inner.select(_functorch.maybe_get_bdim(tensor), 0)
+            dim = _functorch.maybe_get_bdim(tensor)
+            some = inner.size(dim) > 0
+            inner = inner.select(dim, 0) if some else inner.new_zeros(tensor.shape)
         tensor = inner
     return tensor
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Return True if vmap maps over a tensor, at any level of transforms."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def tracing(query: Tensor) -> str | None:

@@ -183,6 +183,23 @@ def test_samples_are_one_batch_where_they_can_be(
     assert loops == [3], "each has a gradient of the captured tensor"
 
 
+@pytest.mark.parametrize("sizes", [(0,), (2, 0), (0, 2)])
+def test_a_map_over_nothing_has_no_results(attend: Attend, sizes: Any) -> None:
+    query, key, value, bias = inputs()
+    queries = query.new_zeros(*sizes, *query.shape).requires_grad_()
+    biases = bias.new_zeros(*sizes, *bias.shape).requires_grad_()
+    of_query: Any = lambda q: attend(q, key, value, bias)  # noqa: E731
+    of_bias: Any = lambda b: attend(query, key, value, b)  # noqa: E731
+    for fn, given in ((of_query, queries), (of_bias, biases)):
+        slope: Any = grad(lambda x, fn=fn: fn(x).sum())
+        for _ in sizes:
+            fn, slope = vmap(fn), vmap(slope)
+        assert fn(given).shape == (*sizes, *query.shape[:3], value.shape[3])
+        assert slope(given).shape == given.shape
+        fn(given).sum().backward()
+        assert given.grad is not None
+
+
 def test_mods_that_read_the_batch() -> None:
     query, key, value, _ = inputs(3)
     table = torch.randn(2, dtype=torch.float64)

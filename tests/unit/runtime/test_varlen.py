@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import flexc
@@ -288,6 +289,18 @@ def test_tracers_are_told_that_numbers_are_read(mode: Any) -> None:
     given = operands([8], [8], grad=False)
     with pytest.raises(TracingError, match="can be read now"):
         make_fx(lambda *x: attend(*x, CU), tracing_mode=mode)(*given)
+
+
+def test_numbers_of_a_batch_of_vmap_cannot_be_read() -> None:
+    given = operands([8], [8], grad=False)
+    cu = torch.stack([CU, CU])
+    for fn in (
+        lambda c: attend(*given, c),
+        lambda c: attend(*given, CU, c),
+        lambda c: grad(lambda q: attend(q, *given[1:], c).sum())(given[0]),
+    ):
+        with pytest.raises(TracingError, match="got a batch of vmap"):
+            vmap(fn)(cu)
 
 
 def test_numbers_first_seen_in_inference_mode() -> None:
