@@ -7,10 +7,11 @@ from copy import copy
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.inputs.options import is_interpreting
 from flexc.runtime.kernels.triton_compiler import TRITON, Entry, load_jit_function
 from flexc.runtime.tapes.gpus import capability
@@ -53,7 +54,18 @@ class TritonKernel:
         return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        load_jit_function(self.spec)[grid](*args, **TRITON.options(self.spec))
+        given = map(_typed, args, self.spec.params)
+        load_jit_function(self.spec)[grid](*given, **TRITON.options(self.spec))
+
+
+def _typed(value: Any, param: ParamSpec) -> Any:
+    """Return a number of 64 bits with its type; the interpreter would take it as 32."""
+    if param.role != "scalar" or param.dtype != "i64":
+        return value
+    import numpy as np
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(np.array([value], np.int64), tl.int64), tl.int64)
 
 
 def compile_on(

@@ -174,3 +174,13 @@ def test_memory_beyond_the_keys_may_be_nan(size: int) -> None:
             backend="triton",
         )
     torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)
+
+
+@within_the_process
+def test_small_numbers_of_64_bits() -> None:
+    """A bound of keys compares a captured number with the largest that it takes."""
+    query, key = torch.randn(2, 1, 40, 16), torch.randn(2, 1, 32, 16)
+    mask = flexc.causal_lower_right(40, torch.tensor([5, 32]))
+    found = flexc.flex_attention(query, key, key, mask_mod=mask, backend="triton")
+    expected = attention(query, key, key, mask_mod=mask).out
+    torch.testing.assert_close(found, expected.float(), atol=2e-5, rtol=2e-5)
