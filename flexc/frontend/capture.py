@@ -122,7 +122,7 @@ def _attempt(
             tracer.run()
             if not (tracer.calls.wants_numbers or tracer.needs_tensors):
                 return tracer
-        except NumberRangeError:
+        except (NumberRangeError, NeedsTensorsError):
             pass  # Known numbers may fit where arbitrary numbers do not.
         except FlexcError:
             raise
@@ -133,14 +133,19 @@ def _attempt(
     tracer = _Tracer(*args, "numbers")
     try:
         tracer.run()
-    except _NeedsTensors:
+    except NeedsTensorsError:
+        if any(isinstance(value, FakeTensor) for value in signature.captures):
+            raise
         tracer = _Tracer(*args, "tensors")
         tracer.run()
     return tracer
 
 
-class _NeedsTensors(Exception):
-    """Raised if captures alone have an op without a rule, which torch may compute."""
+class NeedsTensorsError(UnsupportedOpError):
+    """Raised if captures alone have an op without a rule, which torch may compute.
+
+    Captures without data cannot be given to torch.
+    """
 
 
 class _Tracer:
@@ -275,7 +280,11 @@ class _Tracer:
         check_graph(kind, graph, arity)
         alone, lacking = _without_rules(graph, arity)
         if alone and self.signature.can_grow:
-            raise _NeedsTensors
+            raise NeedsTensorsError(
+                f"the {kind} computes with whole captured tensors, which have no data "
+                "here: compute this before the call, and capture the result",
+                location,
+            )
         check_sizes(graph)
         self.needs_tensors |= alone
         self.lacks_rules |= lacking

@@ -226,4 +226,6 @@ def _sets(func: Callable[..., Any]) -> str:
 def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in _WRITING_METHODS or "out" in kwargs
+    # torch's own functions, as `normalize`, pass on an `out` that is None.
+    has_out = kwargs.get("out") is not None
+    return in_place or name in _WRITING_METHODS or has_out

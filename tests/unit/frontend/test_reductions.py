@@ -430,6 +430,29 @@ def test_of_captures_alone() -> None:
     torch.testing.assert_close(found, _attention(expected))
 
 
+def test_of_captures_alone_by_functions_that_may_write() -> None:
+    """torch's own functions pass on an `out` of None."""
+    a = torch.randn(N, 500, requires_grad=True)
+    found: Any = flexc.flex_attention(
+        QUERY, KEY, VALUE, lambda s, b, h, q, k: s + functional.normalize(a)[q, k]
+    )
+    expected = _attention(_scores() + functional.normalize(a)[:, :N])
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(out.sum(), a) for out in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_of_captures_alone_without_data() -> None:
+    class Layer(torch.nn.Linear):
+        def forward(self, query: torch.Tensor) -> Any:  # pyright: ignore
+            return flexc.flex_attention(
+                query, KEY, VALUE, lambda s, b, h, q, k: s + self.weight.cumsum(0)[q, k]
+            )
+
+    with pytest.raises(UnsupportedOpError, match="compute this before the call"):
+        torch.export.export(Layer(N, N), (QUERY,), strict=False)
+
+
 @pytest.mark.parametrize(
     "result",
     [

@@ -69,6 +69,26 @@ def test_functions_that_change_objects_are_run() -> None:
     assert appends.graph(q) is None
 
 
+def test_functions_whose_mods_compute_with_captured_tensors_are_run() -> None:
+    table = torch.randn(64)
+
+    @COMPILE
+    def sums(q: Tensor) -> Any:
+        return flex_attention(q, q, q, lambda s, b, h, i, j: s + table.cumsum(0)[j])
+
+    @COMPILE
+    def sums_before(q: Tensor) -> Any:
+        made = table.cumsum(0)
+        return flex_attention(q, q, q, lambda s, b, h, i, j: s + made[j])
+
+    q = qkv()[0]
+    torch.testing.assert_close(sums(q), sums_before(q))
+    table.neg_()
+    torch.testing.assert_close(sums(q), sums_before(q))
+    assert sums.graph(q) is None
+    assert sums_before.graph(q) is not None
+
+
 def test_functions_that_cannot_be_keyed_are_run(block: Block) -> None:
     @COMPILE
     def dynamic(q: Tensor) -> Any:
