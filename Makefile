@@ -39,13 +39,13 @@ venv: $(VENV)/installed-test ## create .venv with everything that development ne
 demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real model, train one
 	$(BIN)/python -m bench.demo
 
-# `make test` runs each test with one in EVERY of its parameters.
+# `make test` runs one in EVERY of the parameters of each test; `make test-long` runs all.
 EVERY = 3
 PYTEST = $(BIN)/python -m pytest --durations=25 --every=$(EVERY)
 
 # Two processes run beside each other: threads that wait for each other would spin.
 test: export OMP_NUM_THREADS = 1
-test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
+test: venv ## linters, types, IR tests, emission under triton 3.6.0, a sample of all tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS) others
 	$(PYTEST) tests/$(LAST)
 

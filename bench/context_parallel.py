@@ -7,8 +7,8 @@ Processes share one call by gloo on the CPU, or by NCCL on GPUs. torch's systems
 ring of SDPA, which is causal, and its flex_attention with gathered keys. The CPU's
 flex_attention has no backward. On the CPU, torch's ring gets the operators of the CPU.
 `speed-up` is the time of flexc in one process, while the others wait, by the system's.
-`MiB` are the most that a rank allocates in training, and those kept for the backward,
-of its query, key and value too.
+`MiB` are the most that a rank allocates in training, and those kept for the backward.
+Both include its query, key and value.
 """
 
 from __future__ import annotations
@@ -285,8 +285,8 @@ def memory_of(
     """Return the most MiB that a rank holds in training, and those kept between the
     forward and the backward.
 
-    Operands are made in the step, as projections make them, and counted: who moves
-    them to other ranks need not keep them.
+    The step makes the operands, as projections do: a method that sends them to other
+    ranks need not keep them.
     """
 
     def made(*given: Tensor) -> Any:

@@ -123,7 +123,9 @@ def _attempt(
             if not (tracer.calls.wants_numbers or tracer.needs_tensors):
                 return tracer
         except (NumberRangeError, NeedsTensorsError):
-            pass  # Known numbers may fit where arbitrary numbers do not.
+            # The next attempts have numbers, which may fit, and tensors, with which
+            # torch may compute.
+            pass
         except FlexcError:
             raise
         except Exception:

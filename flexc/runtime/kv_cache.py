@@ -211,9 +211,12 @@ class Cache:
         stored.
         """
         self._check_new(key, value, max(self._last, default=0))
+        self._check_layer(layer)
+        self._write(key, value, layer)
+
+    def _write(self, key: Tensor, value: Tensor, layer: int) -> None:
         if key.size(2) == 0:
             return
-        self._check_layer(layer)
         with torch.no_grad():
             step = torch.arange(key.size(2), dtype=torch.int32, device=key.device)
             position = self.starts[:, None] + step
@@ -264,7 +267,7 @@ class Cache:
         counts = key.size(2) if counts is None else counts
         self._check_new(key, value, max(self._counts(counts), default=0))
         self.extend(counts)
-        self.write(key, value)
+        self._write(key, value, 0)
 
     def mask(self, mask_mod: MaskMod | None = None, causal: bool = True) -> MaskMod:
         """Return the mask of the keys that a query sees, of a call's own indices.

@@ -27,12 +27,13 @@ within_the_process = pytest.mark.skipif(
 )
 
 
-def run_interpreted(file: str) -> None:
-    """Run a file's tests, or half of them in the short run, where Triton interprets."""
+def run_interpreted(request: pytest.FixtureRequest) -> None:
+    """Run the tests of a test's file, or a sample as large, where Triton interprets."""
     profile = settings.get_current_profile_name()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", ""] if profile == "long" else ["--every=2"]
-    command += [f"--hypothesis-profile={profile}", file]
+    command += ["-m", ""] if profile == "long" else []
+    command += [f"--every={request.config.getoption('every')}"]
+    command += [f"--hypothesis-profile={profile}", str(request.path)]
     done = subprocess.run(
         command,
         env=os.environ | {"TRITON_INTERPRET": "1"},

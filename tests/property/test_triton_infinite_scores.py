@@ -41,8 +41,8 @@ def _splats() -> Iterator[None]:
 
 
 @starts_a_process
-def test_in_a_process_that_interprets() -> None:
-    run_interpreted(__file__)
+def test_in_a_process_that_interprets(request: pytest.FixtureRequest) -> None:
+    run_interpreted(request)
 
 
 def results(query: Tensor, key: Tensor, value: Tensor, mod: Any, scale: float) -> Any:

@@ -39,8 +39,8 @@ def _splats() -> Iterator[None]:
 
 
 @starts_a_process
-def test_in_a_process_that_interprets() -> None:
-    run_interpreted(__file__)
+def test_in_a_process_that_interprets(request: pytest.FixtureRequest) -> None:
+    run_interpreted(request)
 
 
 @within_the_process

@@ -248,8 +248,8 @@ class NearRowsOp(IRDLOperation):
     Row i begins at `head + (start + i) * stride`, and its elements are adjacent. Only
     the first `count` rows are read, and others have no elements. The result is a copy,
     which is found when a thread reads these rows again, or the rows themselves. Rows
-    are `repeated` if a program reads them again. Later programs of a thread do if it
-    has at least `REPEATING_PROGRAMS` of a head.
+    are `repeated` if one program reads them more than once. Other rows are copied only
+    if a thread runs at least `REPEATING_PROGRAMS` programs of a head.
 
     ```mlir
     %rows, %step = tile.near_rows %key[%head] from %start stride %s2 count %n

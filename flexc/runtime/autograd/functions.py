@@ -61,8 +61,8 @@ def _fold(
     )
 
 
-def _one(arg: Any, dim: int | None) -> Any:
-    """Return an argument that is mapped over nothing as one of a single slice."""
+def _with_a_slice(arg: Any, dim: int | None) -> Any:
+    """Return an argument with a slice of zeros added along its mapped dimension."""
     if dim is None:
         return arg
     return F.pad(arg, (*(0,) * (2 * (arg.dim() - dim - 1)), 0, 1))
@@ -137,8 +137,8 @@ class _Function(torch.autograd.Function):
         dims = [None if kind == "static" else dim for kind, dim in pairs]
         # A larger batch has the results of its parts if they share captures and tables.
         size = info.batch_size
-        if not size:  # Shapes of results are those of a batch of zeros.
-            args = tuple(_one(a, dim) for a, dim in zip(args, dims, strict=True))
+        if not size:  # A slice of zeros gives the shapes of results.
+            args = tuple(map(_with_a_slice, args, dims))
         wanted = args[1] if cls.layout[1] == "static" else ()
         shares = all(kind in ("static", "row") or dim is None for kind, dim in pairs)
         if shares and not (

@@ -7,7 +7,6 @@ from copy import copy
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
@@ -54,15 +53,16 @@ class TritonKernel:
         return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        given = map(_typed, args, self.spec.params)
+        given = [_typed(*each) for each in zip(args, self.spec.params, strict=True)]
         load_jit_function(self.spec)[grid](*given, **TRITON.options(self.spec))
 
 
 def _typed(value: Any, param: ParamSpec) -> Any:
-    """Return a number of 64 bits with its type; the interpreter would take it as 32."""
+    """Return an argument; the interpreter would take a small i64 number as an i32."""
     if param.role != "scalar" or param.dtype != "i64":
         return value
     import numpy as np
+    import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
     return tl.tensor(TensorHandle(np.array([value], np.int64), tl.int64), tl.int64)

@@ -28,8 +28,8 @@ pytestmark = [
 
 
 @starts_a_process
-def test_in_a_process() -> None:
-    run_interpreted(__file__)
+def test_in_a_process(request: pytest.FixtureRequest) -> None:
+    run_interpreted(request)
 
 
 Mod = Callable[..., Any] | None
