@@ -249,7 +249,8 @@ class Block(nn.Module):
             return s - slope[h] * (q - k)
 
         parts = (self.to_q, self.to_k, self.to_v)
-        q, k, v = (p(x).unflatten(-1, (-1, DIM)).transpose(1, 2) for p in parts)
+        rows = x.size(0), x.size(1)
+        q, k, v = (p(x).view(*rows, -1, DIM).transpose(1, 2) for p in parts)
         mask = masks(x.size(1))["causal"]
         out: Any = flexc.flex_attention(q, k, v, alibi, mask_mod=mask, enable_gqa=True)
         return self.to_out(out.transpose(1, 2).flatten(2))
@@ -273,8 +274,6 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> Any:
 
 def compiled(parallel: Wrap) -> Wrap:
     def wrapped(block: nn.Module, mesh: DeviceMesh) -> Any:
-        # Other calls had other lengths, and Dynamo of torch 2.11 does not trace
-        # DTensors of symbolic sizes in modules.
         torch._dynamo.reset()
         return torch.compile(parallel(block, mesh), backend="aot_eager")
 
