@@ -17,10 +17,10 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -188,49 +188,51 @@ def bytes_of(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     return most, held
 
 
-System = tuple[str, Attend, Any, Any]
-"""A name, attention of a rank's parts, the context it needs, and its layout."""
+System = tuple[Attend, Any, Any]
+"""Attention of a rank's parts, the context it needs, and its layout."""
 
 
 def systems(
     mesh: DeviceMesh, name: str, mask: Any, whole: Sequence[Tensor]
-) -> Iterator[System]:
-    """Yield what can compute a mask on a mesh."""
+) -> dict[str, Callable[[], System]]:
+    """Return what can compute a mask on a mesh, by name.
+
+    A system is made when it is called: torch's flex_attention compiles its mask.
+    """
     sizes, ranks = whole[0].shape, mesh.size()
     batch, heads, length, dim = sizes
     found = plan(
         mask, batch, heads, length, ranks=ranks, head_dim=dim, dtype=whole[0].dtype,
         device=whole[0].device,
     )  # fmt: skip
-    seen: set[str] = set()
-    for estimate in found.estimates:
-        if estimate.method in seen:
-            continue
-        seen.add(estimate.method)
-        layout, method = estimate.layout, cast(Any, estimate.method)
+
+    def ours(layout: flexc.distributed.Layout, method: Any) -> System:
         attend: Any = partial(
             context_parallel_attention, mask_mod=mask, mesh=mesh,
             method=method, layout=layout, lengths=layout.lengths,
         )  # fmt: skip
-        given = f"flexc {estimate.method}, {layout.name}"
-        yield given, attend, nullcontext(), layout
-    zig_zag = flexc.distributed.Layout.zig_zag(length, ranks)
-    plain = flexc.distributed.Layout.contiguous([length // ranks] * ranks)
-    if name == "causal":
+        return attend, nullcontext(), layout
+
+    def ring(method: str) -> System:
         theirs._cp_options.enable_load_balance = True
-        for method in ("alltoall", "allgather"):
-            yield (
-                f"torch SDPA ring, {method}",
-                *torch_ring(mesh, method, length),
-                zig_zag,
-            )
+        attend, context = torch_ring(mesh, method, length)
+        return attend, context, flexc.distributed.Layout.zig_zag(length, ranks)
+
+    def gathered() -> System:
         theirs._cp_options.enable_load_balance = False
-    yield (
-        "torch flex, gathered",
-        torch_gathered(mesh, mask, sizes),
-        nullcontext(),
-        plain,
-    )
+        parts = flexc.distributed.Layout.contiguous([length // ranks] * ranks)
+        return torch_gathered(mesh, mask, sizes), nullcontext(), parts
+
+    by_method = {e.method: e for e in reversed(found.estimates)}
+    makers: dict[str, Callable[[], System]] = {}
+    for method, best in reversed(by_method.items()):
+        makers[f"flexc {method}, {best.layout.name}"] = partial(
+            ours, best.layout, method
+        )
+    if name == "causal":
+        for method in ("alltoall", "allgather"):
+            makers[f"torch SDPA ring, {method}"] = partial(ring, method)
+    return makers | {"torch flex, gathered": gathered}
 
 
 def compare(rank: int, store: str, args: argparse.Namespace) -> None:
@@ -261,9 +263,10 @@ def compare(rank: int, store: str, args: argparse.Namespace) -> None:
             memory = memory_of(given, attend, device, alone=True)
             print_row(name, "flexc, one process", alone, alone, memory)
         del given
-        for system, attend, context, layout in systems(mesh, name, mask, whole):
+        for system, make in systems(mesh, name, mask, whole).items():
             if not any(part in system for part in args.systems):
                 continue
+            attend, context, layout = make()
             given = [layout.shard(t, rank).clone().requires_grad_() for t in whole]
             has_backward = args.device == "cuda" or "flex," not in system
             memory = [float("nan")] * 2
