@@ -259,7 +259,7 @@ class Moves:
 
     def run(self, own: Tensor) -> Tensor:
         """Return the result, zeros where no rank sends a row. Sums are rounded once."""
-        own = own.contiguous()
+        own = dense(own)
         arriving = tuple(run for runs in self.received for run in runs)
         covered = count(union(arriving))
         adds = covered < count(arriving)
@@ -302,6 +302,31 @@ class Moves:
             for work in dist.batch_isend_irecv(ops) if ops else []:
                 work.wait()
         return parts
+
+
+class Dense(torch.autograd.Function):
+    """A contiguous copy, whose gradient is that of the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        size = tensor.dtype.itemsize
+        wide = WIDEST.itemsize // size
+        steps = (tensor.data_ptr() // size, *tensor.stride()[:-1], tensor.size(-1))
+        if tensor.stride(-1) != 1 or any(step % wide for step in steps):
+            return tensor.contiguous()
+        return tensor.view(WIDEST).contiguous().view(tensor.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
+        return grad
+
+
+WIDEST = torch.complex128
+"""The elements that torch's kernels copy fastest where a tensor is not contiguous."""
+
+
+def dense(tensor: Tensor) -> Any:
+    return tensor if tensor.is_contiguous() else Dense.apply(tensor)
 
 
 class Moved(torch.autograd.Function):
@@ -407,8 +432,8 @@ def _moves_to_heads(group: dist.ProcessGroup, layout: Layout) -> Moves:
 
 def to_heads(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
     """Return all tokens of this rank's share of the heads, given its own tokens."""
-    shares = own.unflatten(1, (layout.size, -1)).permute(1, 3, 0, 2, 4).flatten(0, 1)
-    tokens: Any = Moved.apply(_moves_to_heads(group, layout), shares)
+    shares = dense(own.unflatten(1, (layout.size, -1)).permute(1, 3, 0, 2, 4))
+    tokens: Any = Moved.apply(_moves_to_heads(group, layout), shares.flatten(0, 1))
     return tokens.permute(1, 2, 0, 3)
 
 
@@ -417,7 +442,7 @@ def to_tokens(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
     moves = _moves_to_heads(group, layout).back
     shares: Any = Moved.apply(moves, own.permute(2, 0, 1, 3))
     found = shares.unflatten(0, (layout.size, moves.rows[1] // layout.size))
-    return found.permute(2, 0, 3, 1, 4).flatten(1, 2)
+    return dense(found.permute(2, 0, 3, 1, 4)).flatten(1, 2)
 
 
 class Summed(torch.autograd.Function):

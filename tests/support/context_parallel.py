@@ -278,7 +278,8 @@ def two_ranks(
         for case in cases:
             outcomes[case, "regathered"] = outcome(case, "all-gather", mesh)
         outcomes["memory", "all-gather"] = share_of_memory(mesh, "all-gather")
-        outcomes["second order"] = second_order(mesh)
+        outcomes["second order", "all-gather"] = second_order(mesh, "all-gather")
+    outcomes["second order", "all-to-all"] = second_order(mesh, "all-to-all")
     return outcomes, faults(mesh)
 
 
@@ -291,8 +292,8 @@ def two_gpus(mesh: DeviceMesh) -> dict[Any, Any]:
     return outcomes
 
 
-def second_order(mesh: DeviceMesh) -> float:
-    """Return the error of second derivatives through gathered keys."""
+def second_order(mesh: DeviceMesh, method: str) -> float:
+    """Return the error of second derivatives."""
     torch.manual_seed(0)
     whole = [
         torch.randn(1, 2, 32, 8, dtype=exact(), requires_grad=True) for _ in range(3)
@@ -308,7 +309,7 @@ def second_order(mesh: DeviceMesh) -> float:
     expected = second(whole, flexc.flex_attention)
     rank = mesh.get_local_rank()
     parts = [layout.shard(t, rank).detach().requires_grad_() for t in whole]
-    given = {"mesh": mesh, "method": "all-gather", "layout": layout}
+    given = {"mesh": mesh, "method": method, "layout": layout}
     found = second(parts, partial(context_parallel_attention, **given))
     errors = [
         (f - layout.shard(e, rank)).abs().max() / e.abs().max()

@@ -145,7 +145,12 @@ def test_keys_are_gathered_again(two: Found, case: Case) -> None:
 def test_gathered_keys_are_not_kept(two: Found) -> None:
     for outcomes, _ in two:
         assert outcomes["memory", "all-gather"][1] < 0.6
-        assert outcomes["second order"] < 1e-12
+
+
+@pytest.mark.parametrize("method", ["all-gather", "all-to-all"])
+def test_second_order(two: Found, method: str) -> None:
+    for outcomes, _ in two:
+        assert outcomes["second order", method] < 1e-12
 
 
 def test_the_rule_of_gathered_keys() -> None:
