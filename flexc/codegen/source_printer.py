@@ -86,14 +86,17 @@ class SourcePrinter(BasePrinter):
             self.line(f"{self.comment_marker} {part}".rstrip())
 
     @contextmanager
-    def block(self, header: str) -> Generator[None]:
-        """Print `header`, and indent the lines that the `with` body prints."""
+    def block(self, header: str, end: str = "") -> Generator[None]:
+        """Print `header`, and indent the lines that the `with` body prints.
+
+        `end` follows the marker of the block's end.
+        """
         self.line((header + self.block_open).lstrip())
         self._indent += 1
         yield
         self._indent -= 1
         if self.block_close:
-            self.line(self.block_close)
+            self.line(self.block_close + end)
 
 
 PYTHON_WORDS = (

@@ -26,6 +26,10 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileAssignBuffersPass,
     TileInsertCopiesPass,
 )
+from flexc.passes.cpu.tile_overlap_products import (
+    TileEarlyWeightsPass,
+    TileOverlapProductsPass,
+)
 from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass, TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.cpu.tile_widen_floats import (
@@ -267,8 +271,11 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         # Products of the same rows read the same copy.
         TidyCsePass(),
         TileAddProductsPass(machine),
+        # After common ops are removed, as scores are computed in two places.
+        TileEarlyWeightsPass(),
         # After products, which state how many rows they compute.
         TilePanelMapsPass(),
+        TileOverlapProductsPass(),
         # After maps are fused: a fused map has one pair of loops.
         TileAssignLoopsPass(),
         # Last: buffers are assigned to the remaining tiles.

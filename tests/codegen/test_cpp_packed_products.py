@@ -13,6 +13,7 @@ from torch import Tensor
 from xdsl.passes import ModulePass
 
 import flexc
+from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
 from flexc.passes.cpu.products import TileRegisterProductsPass
 from flexc.passes.cpu.tile_widen_floats import TilePackOperandsPass
@@ -124,6 +125,64 @@ def test_attention_of_pairs(
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-5)
     right = scores.softmax(-1) @ value.double()
     assert (out.double() - right).norm() < 3e-3 * right.norm()
+
+
+CAUSAL = "%m = arith.cmpi sge, %qi, %ki : i32\nflex.yield %m : i1"
+
+
+def beside_maps(mask: str = "") -> KernelSpec:
+    """A kernel whose products lie beside maps."""
+    ctx, module = parse(attention_text(torch.bfloat16, 64, 32, mask_mod=mask))
+    convert = ConvertFlexToBlocksparsePass("cpp", machine="amx")
+    passes = (
+        *pipelines.to_blocksparse(convert),
+        *pipelines.to_tile("cpp"),
+        *pipelines.to_cpp("amx"),
+    )
+    spec = run_passes(ctx, module, passes)
+    assert spec.source.count("tile_steps") == 1
+    return spec
+
+
+@pytest.mark.parametrize("mask", ["", CAUSAL], ids=["dense", "causal"])
+def test_products_beside_maps(mask: str) -> None:
+    """Scores are level, or grow so that each block replaces the maxima."""
+    spec = beside_maps(mask)
+    for grows, *lengths in (
+        *((grows, 300, 500) for grows in (0.0, 0.3, -0.3, 40.0)),
+        *((0.0, *lengths) for lengths in ((33, 96), (140, 127), (1, 1), (5, 0))),
+    ):
+        q, k, v = (
+            torch.randn(1, 2, length, dim).bfloat16()
+            for length, dim in zip((*lengths, lengths[1]), (64, 64, 32), strict=True)
+        )
+        q[..., 0], k[..., 0] = 8, grows * torch.arange(lengths[1])
+        out, lse = run_attention(spec, q, k, v, 0.125)
+        scores = q.double() @ k.double().mT * 0.125
+        if mask:
+            seen = torch.ones(lengths, dtype=torch.bool).tril()
+            scores = scores.masked_fill(~seen, -torch.inf)
+        exact = scores.logsumexp(-1)
+        torch.testing.assert_close(lse.double(), exact, rtol=1e-6, atol=1e-5)
+        right = (scores.softmax(-1) @ v.double()).nan_to_num()
+        assert (out.double() - right).norm() <= 3e-3 * right.norm()
+
+
+def test_infinite_scores_beside_maps() -> None:
+    """A row with an infinite or undefined score is NaN, and -inf has no weight."""
+    spec = beside_maps()
+    q, k = torch.randn(1, 1, 4, 64).bfloat16(), torch.randn(1, 1, 300, 64).bfloat16()
+    v = torch.randn(1, 1, 300, 32).bfloat16()
+    q[0, 0, :, 0] = torch.tensor([0.5, 1.0, -1.0, torch.nan])
+    for at in (0, 5, 150, 299):
+        k[..., 0] = 0
+        k[0, 0, at, 0] = torch.inf
+        out, _ = run_attention(spec, q, k, v, 0.125)
+        assert out[0, 0, [0, 1, 3]].isnan().all()
+        rest = torch.arange(300) != at
+        scores = q[0, 0, 2].double() @ k[0, 0, rest].double().mT * 0.125
+        right = scores.softmax(-1) @ v[0, 0, rest].double()
+        assert (out[0, 0, 2].double() - right).norm() <= 5e-3 * right.norm()
 
 
 def matrix(memory: Tensor, rows: int, columns: int, strides: tuple[int, int]) -> Tensor:

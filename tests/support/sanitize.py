@@ -36,6 +36,7 @@ SHORT = (
     Sample("relative_bias", 16, 50, 67, torch.bfloat16, backward=True),
     Sample("documents", 24, 90, 90, torch.float16),
     Sample("causal", 64, 70, 133, torch.bfloat16, kv_heads=1, backward=True),
+    Sample("dense", 64, 37, 300, torch.bfloat16, kv_heads=1, strided=True),
 )
 """Odd lengths and strides, captured tensors, planning, gradients."""
 

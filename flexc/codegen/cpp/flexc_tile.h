@@ -75,6 +75,14 @@ FLEXC_INLINE void copy(Tile<T, Shape...> out, Tile<T, Shape...> in) {
     __builtin_memcpy(out.data, in.data, out.size * sizeof(T));
 }
 
+// Let two tiles take each other's place.
+template <class T, int... Shape>
+FLEXC_INLINE void exchange(Buffer<T, Shape...>& a, Buffer<T, Shape...>& b) {
+    T* data = a.data;
+    a.data = b.data;
+    b.data = data;
+}
+
 template <class T> constexpr T largest = T(__builtin_inff());
 template <> constexpr int8_t largest<int8_t> = __SCHAR_MAX__;
 template <> constexpr int16_t largest<int16_t> = __SHRT_MAX__;

@@ -214,4 +214,80 @@ FLEXC_INLINE void add_tile_product(
         {out, stride}, lhs, rhs.data, rows, inner);
 }
 
+// A product that is computed a step at a time: each adds `tile_depth` terms to a block of
+// R x V tile registers. A map takes these steps between its rows, so that both units work.
+template <int R, int V, int N, class L>
+class TileSteps {
+    static constexpr int height = R * tile_rows, width = V * tile_rows, P = pitch<float>(N);
+    static_assert(N % width == 0, "blocks of columns are whole");
+    TileResult<float, N> out;
+    L lhs;
+    const bfloat16x2* rhs;
+    int rows, depth, i = 0, j = 0, k = 0;
+    int left = 0, shares = 1, due = 0, each_share = 0;
+
+public:
+    FLEXC_INLINE TileSteps(
+        TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows, int inner)
+        : out(out), lhs(lhs), rhs(rhs), rows(rows), depth(inner / tile_depth) {
+        if (rows >= height)
+            left = depth * ((rows + height - 1) / height) * (N / width);
+        else if (rows > 0)
+            TileProduct<false, R, V, N, TileResult<float, N>, L, int32_t>::run(
+                out, lhs, rhs, rows, inner);
+    }
+    // Prepare for this number of shares.
+    FLEXC_INLINE void spread(int times) {
+        each_share = left;
+        shares = times > 0 ? times : 1;
+    }
+    FLEXC_INLINE void share() {
+#pragma GCC unroll 1
+        for (due += each_share; due > 0; due -= shares)
+            if (left) step();
+    }
+    FLEXC_INLINE void finish() {
+#pragma GCC unroll 1
+        while (left) step();
+    }
+
+private:
+    FLEXC_INLINE void step() {
+        // The last block overlaps the one before.
+        const int at = i + height <= rows ? i : rows - height;
+        const auto to = out.from(at).after(j);
+        const int64_t out_bytes = out.pitch * sizeof(float), lhs_bytes = lhs.row * sizeof(bfloat16);
+        if (k == 0) each(UpTo<R * V>{}, [](auto sum) { tile_zero<int(sum)>(); });
+        const bfloat16x2* right = rhs + k * (P * tile_depth / 2) + j;
+        const auto* first = lhs.at(at) + k * tile_depth;
+        each(UpTo<V>{}, [&](auto v) FLEXC_EACH {
+            tile_load<6 + int(v)>(right + v * tile_rows, P * sizeof(bfloat16x2));
+        });
+        each(UpTo<R>{}, [&](auto r) FLEXC_EACH {
+            constexpr int row = 4 + int(r) % 2;
+            tile_load<row>(first + r * tile_rows * lhs.row, lhs_bytes);
+            each(UpTo<V>{}, [&](auto v) FLEXC_EACH {
+                tile_multiply<int(r) * V + int(v), row, 6 + int(v)>();
+            });
+        });
+        --left;
+        if (++k < depth) return;
+        each(UpTo<R>{}, [&](auto r) FLEXC_EACH {
+            each(UpTo<V>{}, [&](auto v) FLEXC_EACH {
+                tile_store<int(r) * V + int(v)>(to.at(r * tile_rows) + v * tile_rows, out_bytes);
+            });
+        });
+        k = 0;
+        if ((i += height) < rows) return;
+        i = 0;
+        j += width;
+    }
+};
+
+template <int R, int V, int M, int N, int K, class L, class Rows>
+FLEXC_INLINE TileSteps<R, V, N, L> tile_steps(
+    Tile<float, M, N> out, L lhs, Tile<bfloat16x2, K, N> rhs, Rows rows, int32_t inner) {
+    return {result(out), lhs, rhs.data, int(rows), inner};
+}
+
 }  // namespace flexc

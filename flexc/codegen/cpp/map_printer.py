@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from xdsl.dialects import arith
@@ -34,6 +34,8 @@ from flexc.passes.tile.map_builder import is_wide
 from flexc.passes.tile.tile_values import yielded
 
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
+STEP_ROWS = 8
+"""The rows of a map between two shares of the steps of a product beside it."""
 MOST_LANES = 16
 """A number of columns that is a multiple of this has whole vectors on any machine."""
 
@@ -149,6 +151,9 @@ def _keeps_number(op: Operation, index: int) -> bool:
 class MapPrinter(SourcePrinter):
     """A printer of the regions of maps, as scalar code and as vector code."""
 
+    steps: list[str] = field(default_factory=list[str], init=False)
+    """The names of products whose steps lie between the rows of the next map."""
+
     def names(self, values: Iterable[SSAValue]) -> list[str]:
         return [self.name(v) for v in values]
 
@@ -214,13 +219,37 @@ class MapPrinter(SourcePrinter):
                 self.print_row(plan, labels)
             return
         step = f"columns_at_once<{plan.columns}, {lanes}>"
+        for steps in self.steps:
+            shares = f"{plan.rows} / {STEP_ROWS} * ({plan.columns} / {step})"
+            self.line(f"{steps}.spread({shares});")
         with self.block(f"for (int col = 0; col < {plan.columns}; col += {step})"):
             partial = self.open_columns(plan)
-            with self.block(f"for (int row = 0; row < {plan.rows}; ++row)"):
+            with self.row_loop(plan):
                 self.print_numbers(plan, Loop.ROWS)
                 with self.vectors(plan):
                     self.print_row(plan, labels, partial)
             self.close_columns(plan, labels, partial)
+        for steps in self.steps:
+            self.line(f"{steps}.finish();")
+        self.steps.clear()
+
+    @contextmanager
+    def row_loop(self, plan: MapPlan) -> Generator[None]:
+        """Open a loop over rows; beside products, over pairs of rows."""
+        if not self.steps:
+            with self.block(f"for (int row = 0; row < {plan.rows}; ++row)"):
+                yield
+            return
+        header = "const auto visit = [&](int row, auto second) FLEXC_EACH"
+        with self.block(header, ";"):
+            yield
+        self.line("int row = 0;")
+        with self.block(f"for (; row + 1 < {plan.rows}; row += 2)"):
+            for steps in self.steps:
+                self.line(f"if (row % {STEP_ROWS} == 0) {steps}.share();")
+            self.line("visit(row, fixed<0>);")
+            self.line("visit(row + 1, fixed<1>);")
+        self.line(f"if (row < {plan.rows}) visit(row, fixed<0>);")
 
     def close_columns(
         self, plan: MapPlan, labels: Sequence[str], partial: Sequence[str]
@@ -250,8 +279,17 @@ class MapPrinter(SourcePrinter):
 
     @contextmanager
     def vectors(self, plan: MapPlan) -> Generator[None]:
-        """Open a loop over the vectors of some columns."""
+        """Open a loop over the vectors of some columns.
+
+        Beside a product, whose instructions may write any memory, calls of a function
+        keep the vectors in registers.
+        """
         count = f"vectors_at_once<{plan.columns}, {plan.lanes}>"
+        if self.steps:
+            with self.block(f"each(UpTo<{count}>{{}}, [&](auto v) FLEXC_EACH", ");"):
+                self.line(f"const int at = col + v * {plan.lanes};")
+                yield
+            return
         header = f"for (int v = 0, at = col; v < {count}; ++v, at += {plan.lanes})"
         with self.unrolled(header):
             yield
@@ -327,7 +365,7 @@ class MapPrinter(SourcePrinter):
             vector = name if plan.is_vector(value) else self.splat(name, plan)
             if plan.packs[index]:
                 first = f"{partial[index]}[v]"
-                with self.block("if (row % 2)"):
+                with self.block("if (second)" if self.steps else "if (row % 2)"):
                     self.print_pair(labels[index], "row", f"{first}, {vector}")
                 self.line(f"{first} = {vector};")
             elif kind is None:

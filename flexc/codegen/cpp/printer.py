@@ -60,7 +60,7 @@ reduce_columns reduce_rows remsi remui round roundeven rsqrt scan_rows scatter s
 shrsi shrui sin sinh sqrt store tan tanh to_unsigned transpose trunc
 """
 
-_KERNEL = "program grid_0 grid_1 grid_2 threads flush tiles row col at v"
+_KERNEL = "program grid_0 grid_1 grid_2 threads flush tiles row col at v visit second"
 
 RESERVED = frozenset(f"{_KEYWORDS} {_SUPPORT} {_KERNEL}".split())
 """Keywords, names of the support headers that emitted code uses, and loop variables."""
@@ -254,7 +254,8 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: tile.CopyOp) -> None:
-        self.call("copy", *self.bind_tiles(op), self.name(op.input))
+        function = "copy" if op.moves is None else "exchange"
+        self.call(function, *self.bind_tiles(op), self.name(op.input))
 
     @print_op.register
     def _(self, op: tile.TransposeOp) -> None:
@@ -327,14 +328,21 @@ class CppPrinter(MapPrinter):
             places = [self.stride(s) for s in op.strides]
             lhs = [f"{self.name(op.lhs)} + {self.name(op.base)}", *places]
             lhs += [] if op.next is None else [self.name(op.next)]
-        self.call(
-            _product(op.register_tile, op.acc is not None),
+        args = [
             *self.bind_tiles(op),
             f"strided({', '.join(lhs)})",
             self.name(op.rhs),
             f"fixed<{rows}>" if op.rows is None else self.name(op.rows),
             str(inner) if op.inner is None else self.name(op.inner),
-        )
+        ]
+        if op.beside is None:
+            self.call(_product(op.register_tile, op.acc is not None), *args)
+            return
+        if not isinstance(op.next_op, tile.PanelMapOp):
+            refuse(op, "expects a panel map to be beside")
+        self.steps.append(self.unique_name("steps"))
+        call = f"tile_steps{_sizes(op.register_tile)}({', '.join(args)})"
+        self.line(f"auto {self.steps[-1]} = {call};")
 
     @print_op.register
     def _(self, op: tile.AddRegisterProductOp) -> None:
@@ -436,8 +444,13 @@ def _uses_unit(op: Operation) -> bool:
 def _product(block: RegisterTileAttr, adds: bool) -> str:
     """Return the function that computes a product."""
     name = "tile_product" if block.is_of_unit else "product"
+    return f"{'add_' if adds else ''}{name}{_sizes(block)}"
+
+
+def _sizes(block: RegisterTileAttr) -> str:
+    """Return the template arguments for a block of registers."""
     rows = tile_registers(block) if block.is_of_unit else block.rows.data
-    return f"{'add_' if adds else ''}{name}<{rows}, {block.vectors.data}>"
+    return f"<{rows}, {block.vectors.data}>"
 
 
 def _plain(attr: Attribute) -> str:

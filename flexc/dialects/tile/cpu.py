@@ -400,16 +400,24 @@ class AddStridedOp(IRDLOperation):
 
 @irdl_op_definition
 class CopyOp(IRDLOperation):
-    """The same tile in another buffer."""
+    """The same tile in another buffer.
+
+    An input that `moves` is not used later: both buffers may be exchanged.
+    """
 
     name = "tile.copy"
 
     T: ClassVar = VarConstraint("T", base(TileType))
     input = operand_def(T)
+    moves = opt_prop_def(UnitAttr)
     result = result_def(T)
 
     traits = traits_def(Pure())
-    assembly_format = "$input attr-dict `:` type($result)"
+    assembly_format = "$input (`moves` $moves^)? attr-dict `:` type($result)"
 
-    def __init__(self, input: SSAValue):
-        super().__init__(operands=[input], result_types=[input.type])
+    def __init__(self, input: SSAValue, moves: bool = False):
+        super().__init__(
+            operands=[input],
+            properties={"moves": UnitAttr() if moves else None},
+            result_types=[input.type],
+        )

@@ -127,6 +127,9 @@ class RegisterProductOp(IRDLOperation):
     the elements of each row of lhs are adjacent. The sum is in the result's type, and
     subnormal elements count as 0.
 
+    A product of a matrix unit may be `beside` the panel map that follows it, and does
+    not read it: they may be computed at the same time.
+
     ```mlir
     %s = tile.register_product %key[%base] strides [%s2, %c1] rows %n next %far, %q_t
          by <8 x 2> : tensor<?x?x?x64xbf16>, !tile.tile<64x32xf32>
@@ -151,6 +154,7 @@ class RegisterProductOp(IRDLOperation):
     rhs = operand_def(TileType)
     acc = opt_operand_def(TileType)
     register_tile = prop_def(RegisterTileAttr)
+    beside = opt_prop_def(UnitAttr)
     result = result_def(TileType)
 
     traits = traits_def(Pure())
@@ -158,7 +162,7 @@ class RegisterProductOp(IRDLOperation):
     assembly_format = (
         "$lhs (`[` $base^ `]` `strides` `[` $strides `]`)? (`rows` $rows^)? "
         "(`inner` $inner^)? (`next` $next^)? `,` $rhs (`onto` $acc^)? "
-        "`by` $register_tile attr-dict "
+        "`by` $register_tile (`beside` $beside^)? attr-dict "
         "`:` type($lhs) `,` type($rhs) (`onto` type($acc)^)? `->` type($result)"
     )
 
@@ -197,6 +201,8 @@ class RegisterProductOp(IRDLOperation):
             )
         if self.next is not None and not in_memory:
             raise VerifyException("next expects a tensor")
+        if self.beside is not None and not self.register_tile.is_of_unit:
+            raise VerifyException("beside expects a register tile of a matrix unit")
         if not in_memory and shape_of(self.lhs.type) != (m, k):
             raise VerifyException(f"lhs expects shape {(m, k)}, got {self.lhs.type}")
         element = element_of(self.result.type)

@@ -47,7 +47,7 @@ from xdsl.rewriter import InsertPoint
 from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
-from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
+from flexc.dialects.tile import BUFFERS, BufferAttr, TileType, shape_of
 from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.tile_values import (
@@ -63,13 +63,13 @@ from flexc.passes.tile.tile_values import (
 )
 
 
-def duplicate(value: SSAValue, before: Operation) -> SSAValue:
-    """Return a new definition of the same tile."""
+def duplicate(value: SSAValue, before: Operation, moves: bool = False) -> SSAValue:
+    """Return a new definition of the same tile, which may only be moved."""
     code = ScalarCode(InsertPoint.before(before))
     owner = value.owner
     if isinstance(owner, tile.FullOp):
         return code.insert(owner.clone(), value.name_hint)
-    return code.insert(tile.CopyOp(value), value.name_hint)
+    return code.insert(tile.CopyOp(value, moves), value.name_hint)
 
 
 def written_over(op: Operation) -> range:
@@ -102,7 +102,8 @@ def copy_yielded(body: Block, args: Sequence[BlockArgument | None]) -> None:
         if arg is None or value is arg or not is_tile(value):
             continue
         if not _follows(value, arg, body):
-            last.operands[index] = duplicate(value, last)
+            moves = value.has_one_use() and len(shape_of(value.type)) > 1
+            last.operands[index] = duplicate(value, last, moves)
 
 
 def copy_branches(op: scf.IfOp) -> None:

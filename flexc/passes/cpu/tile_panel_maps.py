@@ -8,7 +8,8 @@
    nothing else reads the results.
 3. A `tile.reduce` along the first dimension of a map's result becomes an outcome of the
    map: the map combines rows as it computes them. A tile without other users is not
-   kept. So does a `tile.pack` of a result.
+   kept. So does a `tile.pack` of a result, and a later reduction of a tile that the map
+   reads element by element.
 
 Maps that compute with 64-bit numbers are not fused with maps that do not: a vector of
 64-bit numbers has fewer lanes.
@@ -229,6 +230,40 @@ def reduces_of(op: tile.PanelMapOp) -> list[tile.ReduceOp]:
     ]
 
 
+def reduces_of_inputs(op: tile.PanelMapOp) -> list[tuple[int, tile.ReduceOp]]:
+    """Return later reductions over the rows of tiles that a map reads anyway."""
+    return [
+        (i, user)
+        for i, value in enumerate(op.inputs)
+        if op.span(i) == FULL
+        for use in value.uses
+        if isinstance(user := use.operation, tile.ReduceOp)
+        and user.dim.value.data == 0
+        and user.count is op.count
+        and user.parent is op.parent
+        and element_of(user.result.type) != i1
+        and op.is_before_in_block(user)
+    ]
+
+
+def combine_input(
+    op: tile.PanelMapOp, index: int, reduce: tile.ReduceOp
+) -> tile.PanelMapOp:
+    """Return the map with a reduction of an operand as one more outcome."""
+    last = op.body.block.last_op
+    assert last is not None
+    last.operands = [*last.operands, op.body.block.args[index]]
+    spans = [op.span(i) for i in range(len(op.inputs))]
+    outcomes = [*(o.data for o in op.outcomes), reduce.kind.data.value]
+    results = [*op.results, reduce.result]
+    body = op.detach_region(op.body)
+    new = tile.PanelMapOp(op.shape, op.count, op.inputs, spans, outcomes, body)
+    Rewriter.insert_op(new, InsertPoint.before(op))
+    _replace([op], new, results)
+    Rewriter.erase_op(reduce)
+    return new
+
+
 def combine_rows(op: tile.PanelMapOp, reduce: tile.ReduceOp) -> tile.PanelMapOp:
     """Return the map with a reduction as one more outcome; erase the reduction."""
     return add_outcome(op, reduce, reduce.input, reduce.kind.data.value)
@@ -366,6 +401,8 @@ def fuse(block: Block) -> None:
     for op in panel_maps(block):
         while found := reduces_of(op):
             op = combine_rows(op, found[0])
+        while inputs := reduces_of_inputs(op):
+            op = combine_input(op, *inputs[0])
         while (pack := pack_of(op)) is not None:
             op = pack_rows(op, pack)
         drop_unused(op)

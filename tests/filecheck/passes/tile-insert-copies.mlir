@@ -147,3 +147,24 @@ tile.kernel @branch_copies(%n : i32 #tile.param<argument 0>, %c : i1 #tile.param
   }
   tile.return
 }
+
+// A carried tile that the next one is computed beside moves: no rows are copied.
+// CHECK-LABEL: tile.kernel @moves
+// CHECK: %late = tile.map
+// CHECK: %next_1 = tile.copy %next moves : !tile.tile<8x8xf32>
+// CHECK-NEXT: scf.yield %next_1
+tile.kernel @moves(%n : i32 #tile.param<argument 0>) grid affine_map<(b, h, q_len) -> (1)> {
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  %zero = arith.constant 0.0 : f32
+  %a = tile.full %zero : f32 -> !tile.tile<8x8xf32>
+  %first = tile.full %zero : f32 -> !tile.tile<8x8xf32>
+  %r = scf.for %i = %c0 to %n step %c1 iter_args(%s = %first) -> (!tile.tile<8x8xf32>) : i32 {
+    %next = tile.register_product %a, %a by <6 x 2> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+    %late = tile.map(%x : f32 = %s [0, 1] : !tile.tile<8x8xf32>) {
+      flex.yield %x : f32
+    } -> !tile.tile<8x8xf32>
+    scf.yield %next : !tile.tile<8x8xf32>
+  }
+  tile.return
+}

@@ -14,6 +14,8 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   %tile = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] {tile.buffers = array<i32: 0>} : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   // CHECK: %copy = tile.copy %tile : !tile.tile<8x4xf32>
   %copy = tile.copy %tile : !tile.tile<8x4xf32>
+  // CHECK: %moved = tile.copy %tile moves : !tile.tile<8x4xf32>
+  %moved = tile.copy %tile moves : !tile.tile<8x4xf32>
   %t = tile.transpose %copy : !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
   // CHECK: %p = tile.register_product %tile, %t by <6 x 2> : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
   %p = tile.register_product %tile, %t by <6 x 2> : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
@@ -23,6 +25,8 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   %packed = tile.pack %tile count %n : !tile.tile<8x4xf32> -> !tile.tile<8x4xbf16, #tile.pairs>
   // CHECK: %{{.*}} = tile.register_product %k[%base] strides[%base, %one], %packed by <8 x 2 x 2> : tensor<?x?xbf16>, !tile.tile<8x4xbf16, #tile.pairs> -> !tile.tile<8x4xf32>
   %pp = tile.register_product %k[%base] strides [%base, %one], %packed by <8 x 2 x 2> : tensor<?x?xbf16>, !tile.tile<8x4xbf16, #tile.pairs> -> !tile.tile<8x4xf32>
+  // CHECK: by <32 x 2 x 32> beside : tensor<?x?xbf16>
+  %beside = tile.register_product %k[%base] strides [%base, %one], %packed by <32 x 2 x 32> beside : tensor<?x?xbf16>, !tile.tile<8x4xbf16, #tile.pairs> -> !tile.tile<8x4xf32>
   // CHECK: %some = tile.load_strided %k[%base] strides[%base, %one] extents[%n, %c4] counted 0 : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   %some = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] counted 0 : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   // CHECK: tile.store_strided %p, %out[%base] strides[%base, %one] extents[%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>

@@ -916,3 +916,9 @@ tile.kernel @live_rows(%t : tensor<?x64xf32> #tile.param<argument 0>,
   %k = tile.load %t[%i, %i] live %live : !tile.tile<16xi1> : tensor<?x64xf32>, i32, i32 -> !tile.tile<32x64xf32>
   tile.return
 }
+
+// -----
+
+%x = "test.op"() : () -> !tile.tile<8x8xf32>
+// CHECK: beside expects a register tile of a matrix unit
+%d = tile.register_product %x, %x by <4 x 1> beside : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
