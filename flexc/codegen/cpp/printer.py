@@ -47,17 +47,17 @@ xor xor_eq
 
 _SUPPORT = """
 flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 float8_e4m3 float8_e5m2
-bool Vec Min Kept NearRows all
-collect columns_at_once convert lanes load_vector mask minus_one_if one_if read_if
-select splat
-store_vector vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32
-inf_f64 nan_f32 nan_f64 absf absi acos acosh add_to asin asinh atan atan2 atanh bits
-cbrt ceil ceildivsi ceildivui copy copysign cos cosh diagonals divsi divui dot erf exp
-exp2 expm1 fill floor floordivsi fma fmod fptosi fptoui iota load log log10 log1p log2
-near_exp2 near_tanh
-matmul max maximumf maxnumf maxui min minimumf minnumf minui pack pow read
-reduce_columns reduce_rows remsi remui round roundeven rsqrt scan_rows scatter shli
-shrsi shrui sin sinh sqrt store tan tanh to_unsigned transpose trunc
+bool Vec Min Kept NearRows UpTo all add_product add_tile_product collect columns_at_once
+convert each exchange fixed lanes live_range load_vector mask minus_one_if one_if
+product read_if round_pairs select splat store_vector stream_dots stream_sums strided
+tile_product tile_steps transposed_diagonals vectors_at_once int8_t int16_t int32_t
+int64_t Buffer Max Sum inf_f32 inf_f64 nan_f32 nan_f64 absf absi acos acosh add_to asin
+asinh atan atan2 atanh bits cbrt ceil ceildivsi ceildivui copy copysign cos cosh
+diagonals divsi divui dot erf exp exp2 expm1 fill floor floordivsi fma fmod fptosi
+fptoui iota load log log10 log1p log2 near_exp2 near_tanh matmul max maximumf maxnumf
+maxui min minimumf minnumf minui pack pow read reduce_columns reduce_rows remsi remui
+round roundeven rsqrt scan_rows scatter shli shrsi shrui sin sinh sqrt store tan tanh
+to_unsigned transpose trunc
 """
 
 _KERNEL = "program grid_0 grid_1 grid_2 threads flush tiles row col at v visit second"
