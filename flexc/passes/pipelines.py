@@ -54,13 +54,15 @@ from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
 )
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
-from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
+from flexc.passes.hopper.tile_async_products import (
+    TileAsyncProductsPass,
+    TileSplitLoopsPass,
+)
 from flexc.passes.hopper.tile_check_capacity import TileCheckCapacityPass
 from flexc.passes.hopper.tile_defer_row_sums import TileDeferRowSumsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_keep_columns import TileKeepColumnsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
-from flexc.passes.hopper.tile_split_loops import TileSplitLoopsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (

@@ -16,10 +16,10 @@ from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.cpp_loader import compiled
-from tests.codegen.derivative_kernels import cpp_kernels
+from tests.codegen.derivative_kernels import cpp_kernels, lowered
 from tests.codegen.triton_kernels import Variant, call_of
 
-NAMES = "Product|LoadTransposed|StoreTransposed|StreamDots|StreamSums"
+NAMES = "Product|TileProduct|LoadTransposed|StoreTransposed|StreamDots|StreamSums"
 SYMBOL = re.compile(rf" ([A-Za-z]) _ZN5flexc\d+(?:{NAMES})I")
 
 
@@ -32,10 +32,20 @@ def forward(few_rows: tuple[int, int] | None, tables: bool) -> list[KernelSpec]:
     return [driver.lower(module, build)]
 
 
+def on_matrix_unit(case: str, head_dim: int, kind: str = "") -> list[KernelSpec]:
+    module, build = call_of(Variant(case, "sm90", "bf16", head_dim))
+    build = replace(build, backend="cpp", device="cpu", machine="amx")
+    return [*lowered(module, build, kind)] if kind else [driver.lower(module, build)]
+
+
 KERNELS = {
     "forward": lambda: forward(None, True),
     "few rows": lambda: forward((2, 1), False),
     "backward": lambda: cpp_kernels(Variant("alibi_captured", "sm90"), "backward"),
+    "amx 64": lambda: on_matrix_unit("sliding_window", 64),
+    "amx 128": lambda: on_matrix_unit("causal", 128),
+    "amx 256": lambda: on_matrix_unit("dense", 256),
+    "amx backward": lambda: on_matrix_unit("causal", 128, "backward"),
 }
 
 

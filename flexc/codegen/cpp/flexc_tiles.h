@@ -230,11 +230,7 @@ public:
     FLEXC_INLINE TileSteps(
         TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows, int inner)
         : out(out), lhs(lhs), rhs(rhs), rows(rows), depth(inner / tile_depth) {
-        if (rows >= height)
-            left = depth * ((rows + height - 1) / height) * (N / width);
-        else if (rows > 0)
-            TileProduct<false, R, V, N, TileResult<float, N>, L, int32_t>::run(
-                out, lhs, rhs, rows, inner);
+        left = depth * ((rows + height - 1) / height) * (N / width);
     }
     // Prepare for this number of shares.
     FLEXC_INLINE void spread(int times) {
@@ -287,7 +283,10 @@ private:
 template <int R, int V, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE TileSteps<R, V, N, L> tile_steps(
     Tile<float, M, N> out, L lhs, Tile<bfloat16x2, K, N> rhs, Rows rows, int32_t inner) {
-    return {result(out), lhs, rhs.data, int(rows), inner};
+    // Fewer rows than a block are multiplied at once.
+    const bool has_blocks = rows >= R * tile_rows;
+    if (!has_blocks && rows > 0) tile_product<R, V>(out, lhs, rhs, rows, inner);
+    return {result(out), lhs, rhs.data, has_blocks ? int(rows) : 0, inner};
 }
 
 }  // namespace flexc

@@ -151,8 +151,8 @@ def _keeps_number(op: Operation, index: int) -> bool:
 class MapPrinter(SourcePrinter):
     """A printer of the regions of maps, as scalar code and as vector code."""
 
-    steps: list[str] = field(default_factory=list[str], init=False)
-    """The names of products whose steps lie between the rows of the next map."""
+    steps: str = field(default="", init=False)
+    """The name of the product whose steps lie between the rows of the next map."""
 
     def names(self, values: Iterable[SSAValue]) -> list[str]:
         return [self.name(v) for v in values]
@@ -219,9 +219,9 @@ class MapPrinter(SourcePrinter):
                 self.print_row(plan, labels)
             return
         step = f"columns_at_once<{plan.columns}, {lanes}>"
-        for steps in self.steps:
+        if self.steps:
             shares = f"{plan.rows} / {STEP_ROWS} * ({plan.columns} / {step})"
-            self.line(f"{steps}.spread({shares});")
+            self.line(f"{self.steps}.spread({shares});")
         with self.block(f"for (int col = 0; col < {plan.columns}; col += {step})"):
             partial = self.open_columns(plan)
             with self.row_loop(plan):
@@ -229,13 +229,13 @@ class MapPrinter(SourcePrinter):
                 with self.vectors(plan):
                     self.print_row(plan, labels, partial)
             self.close_columns(plan, labels, partial)
-        for steps in self.steps:
-            self.line(f"{steps}.finish();")
-        self.steps.clear()
+        if self.steps:
+            self.line(f"{self.steps}.finish();")
+            self.steps = ""
 
     @contextmanager
     def row_loop(self, plan: MapPlan) -> Generator[None]:
-        """Open a loop over rows; beside products, over pairs of rows."""
+        """Open a loop over rows; beside a product, over pairs of rows."""
         if not self.steps:
             with self.block(f"for (int row = 0; row < {plan.rows}; ++row)"):
                 yield
@@ -245,8 +245,7 @@ class MapPrinter(SourcePrinter):
             yield
         self.line("int row = 0;")
         with self.block(f"for (; row + 1 < {plan.rows}; row += 2)"):
-            for steps in self.steps:
-                self.line(f"if (row % {STEP_ROWS} == 0) {steps}.share();")
+            self.line(f"if (row % {STEP_ROWS} == 0) {self.steps}.share();")
             self.line("visit(row, fixed<0>);")
             self.line("visit(row + 1, fixed<1>);")
         self.line(f"if (row < {plan.rows}) visit(row, fixed<0>);")

@@ -340,9 +340,9 @@ class CppPrinter(MapPrinter):
             return
         if not isinstance(op.next_op, tile.PanelMapOp):
             refuse(op, "expects a panel map to be beside")
-        self.steps.append(self.unique_name("steps"))
+        self.steps = self.unique_name("steps")
         call = f"tile_steps{_sizes(op.register_tile)}({', '.join(args)})"
-        self.line(f"auto {self.steps[-1]} = {call};")
+        self.line(f"auto {self.steps} = {call};")
 
     @print_op.register
     def _(self, op: tile.AddRegisterProductOp) -> None:

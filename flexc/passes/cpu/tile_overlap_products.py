@@ -31,17 +31,17 @@ from xdsl.context import Context
 from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.traits import is_side_effect_free
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import build_row_map
-from flexc.passes.tile.tile_values import is_tile, yielded
+from flexc.passes.tile.tile_split_maps import carry, slice_of
+from flexc.passes.tile.tile_values import yielded
 
 CACHE_BYTES = 48 << 10
 """The first-level cache of cores with a matrix unit."""
@@ -60,56 +60,27 @@ def last_op(block: Block) -> Operation:
     return block.last_op
 
 
-def is_large(value: SSAValue) -> bool:
-    """Return True if a value is a tile, or memory that an op defines."""
-    is_memory = isinstance(value.type, TensorType)
-    return is_tile(value) or (is_memory and isinstance(value.owner, Operation))
+def early_ops(product: SSAValue) -> list[Operation] | None:
+    """Return what computes a product of a matrix unit, the product last.
 
-
-def address_ops(op: Operation) -> list[Operation] | None:
-    """Return the ops of a loop's body that an op's scalars depend on, in order.
-
-    Return None if a scalar depends on more than the loop's index.
+    Return None if no earlier iteration may compute it: what precedes the product has to
+    be scalars that depend on nothing but the loop's index.
     """
-    block = op.parent_block()
-    assert block is not None
-    found: set[Operation] = set()
-    pending = [v for v in op.operands if not is_tile(v)]
-    while pending:
-        value = pending.pop()
-        owner = value.owner
-        if isinstance(owner, Block):
-            if owner is block and value is not block.args[0]:
-                return None
-        elif owner.parent is block and owner not in found:
-            is_pure = owner.dialect_name() == "arith" or is_side_effect_free(owner)
-            if not is_pure or owner.regions:
-                return None
-            if any(is_large(v) for v in (*owner.operands, value)):
-                return None
-            found.add(owner)
-            pending += owner.operands
-    return [inner for inner in block.ops if inner in found]
-
-
-def may_be_early(product: SSAValue) -> bool:
-    """Return True if a matrix unit may compute a product an iteration earlier."""
     op = product.owner
-    if not isinstance(op, tile.RegisterProductOp) or not op.register_tile.is_of_unit:
-        return False
+    loop = op.parent_op()
+    if not isinstance(op, tile.RegisterProductOp) or not isinstance(loop, scf.ForOp):
+        return None
     (rows, columns), (inner, _) = shape_of(op.result.type), shape_of(op.rhs.type)
-    block, least = op.parent_block(), op.register_tile.rows.data
+    least, is_of_unit = op.register_tile.rows.data, op.register_tile.is_of_unit
     is_whole = rows >= least and columns % least == 0 and inner % tile.TILE_DEPTH == 0
-    return (
-        isinstance(op.parent_op(), scf.ForOp)
-        and is_whole
-        and op.base is not None
-        and op.acc is None
-        and op.inner is None
-        and 2 * 4 * rows * columns <= CACHE_BYTES
-        and (isinstance(op.rhs.owner, Block) or op.rhs.owner.parent is not block)
-        and address_ops(op) is not None
-    )
+    if not is_of_unit or not is_whole or 2 * 4 * rows * columns > CACHE_BYTES:
+        return None
+    if op.base is None or op.acc is not None or op.inner is not None:
+        return None
+    ops = slice_of(op, loop)
+    scalars = (v.type for other in (ops or [op])[:-1] for v in other.results)
+    is_large = any(isinstance(t, tile.TileType | TensorType) for t in scalars)
+    return None if is_large else ops
 
 
 @dataclass(frozen=True)
@@ -123,17 +94,9 @@ class EarlyWeights:
     """The branch that scales sums."""
 
     @classmethod
-    def of(cls, loop: scf.ForOp) -> EarlyWeights | None:
-        """Return the weights of a loop that may be computed early."""
-        for op in loop.body.block.ops:
-            if (found := cls.at(op)) is not None and found.weights is not None:
-                return found
-        return None
-
-    @classmethod
-    def at(cls, op: Operation) -> EarlyWeights | None:
-        """Return the weights that depend on an op, if that is a choice of maxima."""
-        if not isinstance(op, tile.MapOp) or len(op.inputs) != 3 or len(op.shape) != 1:
+    def at(cls, op: tile.MapOp) -> EarlyWeights | None:
+        """Return the weights that depend on a choice, if they may be early."""
+        if len(op.inputs) != 3 or len(op.shape) != 1:
             return None
         chosen = yielded(op.body.block)[0].owner
         args = list(op.body.block.args)
@@ -141,13 +104,14 @@ class EarlyWeights:
             return None
         flags, largest, kept = op.inputs
         reduce, branch = largest.owner, branch_on(flags)
-        if not isinstance(reduce, tile.ReduceOp) or not may_be_early(reduce.input):
+        if not isinstance(reduce, tile.ReduceOp) or early_ops(reduce.input) is None:
             return None
         if not isinstance(kept, BlockArgument) or kept.block is not op.parent:
             return None
         if branch is None or branch.parent is not op.parent:
             return None
-        return cls(op, reduce, kept, branch)
+        found = cls(op, reduce, kept, branch)
+        return None if found.weights is None else found
 
     @property
     def weights(self) -> list[Operation] | None:
@@ -256,8 +220,8 @@ class TileEarlyWeightsPass(ModulePass):
     name = "tile-early-weights"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for loop in [o for o in op.walk() if isinstance(o, scf.ForOp)]:
-            if (early := EarlyWeights.of(loop)) is not None:
+        for choice in [o for o in op.walk() if isinstance(o, tile.MapOp)]:
+            if (early := EarlyWeights.at(choice)) is not None:
                 early.hoist()
 
 
@@ -268,85 +232,39 @@ def computes_one_function(op: tile.PanelMapOp) -> bool:
     return sum(not isinstance(inner, cheap) for inner in ops) == 1
 
 
-@dataclass(frozen=True)
-class EarlyProduct:
-    """A product, and the map beside which the next iteration's is computed."""
+def ops_beside(op: tile.PanelMapOp) -> list[Operation] | None:
+    """Return what computes the product that a map reads, if it may be beside the map.
 
-    loop: scf.ForOp
-    product: tile.RegisterProductOp
-    reader: tile.PanelMapOp
-
-    @classmethod
-    def of(cls, loop: scf.ForOp) -> EarlyProduct | None:
-        """Return the first such product of a loop."""
-        for op in loop.body.block.ops:
-            if not isinstance(op, tile.PanelMapOp) or not computes_one_function(op):
-                continue
-            owners = dict.fromkeys(v.owner for v in op.inputs)
-            products = [o for o in owners if isinstance(o, tile.RegisterProductOp)]
-            if len(products) != 1 or not may_be_early((product := products[0]).result):
-                continue
-            if product.parent is op.parent and product.rows is op.count:
-                return cls(loop, product, op)
+    The map reads no other product, and both count the same rows.
+    """
+    products = {v for v in op.inputs if isinstance(v.owner, tile.RegisterProductOp)}
+    if len(products) != 1 or not computes_one_function(op):
         return None
+    (value,) = products
+    product = value.owner
+    assert isinstance(product, tile.RegisterProductOp)
+    is_read_whole = product.rows is op.count and product.parent is op.parent
+    return early_ops(value) if is_read_whole else None
 
-    def carry(self) -> None:
-        """Let the loop carry the product, and compute the next one beside the map."""
-        loop, body, old = self.loop, self.loop.body.block, self.product
-        address, name = address_ops(old), old.result.name_hint or "product"
-        assert address is not None
-        first = self.first(address)
-        carried = body.insert_arg(old.result.type, len(body.args))
-        carried.name_hint = name
-        old.result.replace_all_uses_with(carried)
-        following = self.following(address)
-        following.result.name_hint = f"{name}_next"
-        last_op(body).operands = [*last_op(body).operands, following.result]
-        Rewriter.erase_op(old)
-        inits = [*loop.iter_args, first]
-        region = loop.detach_region(loop.body)
-        new = scf.ForOp(loop.lb, loop.ub, loop.step, inits, region)
-        new.attributes = dict(loop.attributes)
-        for result, value in zip(loop.results, new.results, strict=False):
-            value.name_hint = result.name_hint
-        Rewriter.replace_op(loop, new, new.results[:-1])
 
-    def following(self, address: Sequence[Operation]) -> tile.RegisterProductOp:
-        """Write the next iteration's product before the map."""
-        loop, old = self.loop, self.product
-        code, i = ScalarCode(InsertPoint.before(self.reader)), loop.body.block.args[0]
-        index = code.add(i, loop.step)
-        follows = code.cmp("slt", index, loop.ub)
-        # A table may end with the last iteration's entry.
-        values: Values = {i: code.select(follows, index, i)}
-        clone_into(code, address, values)
-        count = old.rows or code.const(shape_of(old.result.type)[0])
-        rows = code.select(follows, values.get(count, count), code.const(0), "rows")
-        assert old.base is not None
-        new = tile.RegisterProductOp(
-            *(old.lhs, old.rhs, None, old.result.type, old.register_tile),
-            values.get(old.base, old.base),
-            [values.get(v, v) for v in old.strides],
-            rows,
-        )
-        new.beside = UnitAttr()
-        code.builder.insert(new)
-        return new
-
-    def first(self, address: Sequence[Operation]) -> SSAValue:
-        """Write the first iteration's product, if there is one, before the loop."""
-        loop, type_ = self.loop, self.product.result.type
-        code = ScalarCode(InsertPoint.before(loop))
-        runs = code.cmp("slt", loop.lb, loop.ub)
-        then, otherwise = Block(), Block()
-        values: Values = {loop.body.block.args[0]: loop.lb}
-        clone_into(ScalarCode(then), [*address, self.product], values)
-        then.add_op(scf.YieldOp(values[self.product.result]))
-        inner = ScalarCode(otherwise)
-        zero = inner.const(0.0, tile.element_of(type_))
-        otherwise.add_op(scf.YieldOp(inner.insert(tile.FullOp(zero, type_))))
-        op = scf.IfOp(runs, [type_], Region(then), Region(otherwise))
-        return code.insert(op, self.product.result.name_hint)
+def overlap(loop: scf.ForOp, reader: tile.PanelMapOp, ops: list[Operation]) -> None:
+    """Let the loop carry a product, and compute the next one beside its reader."""
+    name = ops[-1].results[0].name_hint or "product"
+    loop = carry(loop, ops, reader)
+    old = yielded(loop.body.block)[-1].owner
+    assert isinstance(old, tile.RegisterProductOp)
+    assert old.base is not None
+    code = ScalarCode(InsertPoint.before(old))
+    follows = code.cmp("slt", code.add(loop.body.block.args[0], loop.step), loop.ub)
+    count = old.rows or code.const(shape_of(old.result.type)[0])
+    rows = code.select(follows, count, code.const(0), "rows")
+    sizes = old.result.type, old.register_tile
+    new = tile.RegisterProductOp(
+        old.lhs, old.rhs, None, *sizes, old.base, old.strides, rows
+    )
+    new.beside = UnitAttr()
+    new.result.name_hint = f"{name}_next"
+    Rewriter.replace_op(old, new)
 
 
 @dataclass(frozen=True)
@@ -357,6 +275,8 @@ class TileOverlapProductsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for loop in [o for o in op.walk() if isinstance(o, scf.ForOp)]:
-            if (early := EarlyProduct.of(loop)) is not None:
-                early.carry()
+            for reader in loop.body.block.ops:
+                if isinstance(reader, tile.PanelMapOp) and (ops := ops_beside(reader)):
+                    overlap(loop, reader, ops)
+                    break
         erase_dead(op.body)

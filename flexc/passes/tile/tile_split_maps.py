@@ -237,8 +237,13 @@ def slice_of(read: Operation, loop: scf.ForOp) -> list[Operation] | None:
     return [op for op in block.ops if op in found]
 
 
-def carry(loop: scf.ForOp, ops: Sequence[Operation]) -> scf.ForOp:
-    """Return the loop, with the last of these ops computed an iteration ahead."""
+def carry(
+    loop: scf.ForOp, ops: Sequence[Operation], before: Operation | None = None
+) -> scf.ForOp:
+    """Return the loop, with the last of these ops computed an iteration ahead.
+
+    An iteration computes the next one's value before an op, or at its end.
+    """
     body, (result,) = loop.body.block, ops[-1].results
 
     def at(code: ScalarCode, index: SSAValue) -> SSAValue:
@@ -262,7 +267,7 @@ def carry(loop: scf.ForOp, ops: Sequence[Operation]) -> scf.ForOp:
 
     last = body.last_op
     assert isinstance(last, scf.YieldOp)
-    code = ScalarCode(InsertPoint.before(last))
+    code = ScalarCode(InsertPoint.before(before or last))
     after = code.add(body.args[0], loop.step, "after")
     has_more = code.cmp("slt", after, loop.ub)
     following = at(code, code.select(has_more, after, body.args[0]))

@@ -36,7 +36,8 @@
 // CHECK-NEXT: %[[index:.*]] = arith.select %[[follows]], %[[next]], %i
 // CHECK-NEXT: %[[at:.*]] = arith.extsi %[[index]] : i32 to i64
 // CHECK-NEXT: %[[base:.*]] = arith.muli %[[at]], %stride
-// CHECK: %rows = arith.select %[[follows]], %n, %{{.*}} : i32
+// CHECK: %[[more:.*]] = arith.cmpi slt, %{{.*}}, %blocks
+// CHECK: %rows = arith.select %[[more]], %n, %{{.*}} : i32
 // CHECK-NEXT: %s_next = tile.register_product %k[%[[base]]] strides[%stride, %one] rows %rows, %q by <32 x 2 x 32> beside :
 // CHECK-NEXT: %{{.*}} = tile.panel_map [96, 32] count %n ({{.*}} = %[[s]] [0, 1]
 // CHECK: as ["max", "pairs"]
