@@ -58,8 +58,12 @@ WANTS_VALUE = (
     "(got SymInt)",
     "'numpy.ndarray' and 'FakeTensor'",
     "This higher order operator doesn't work",
+    "'NoneType' object has no attribute 'filename'",
 )
-"""Messages of exceptions that torch and Python raise if a value is missing."""
+"""Messages of exceptions that torch and Python raise if a value is missing.
+
+The last is of torch before 2.13, which fails while it words the error.
+"""
 
 
 MAX_QUOTED = 120
