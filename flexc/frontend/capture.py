@@ -122,7 +122,7 @@ def _attempt(
             tracer.run()
             if not (tracer.calls.wants_numbers or tracer.needs_tensors):
                 return tracer
-        except (NumberRangeError, NeedsTensorsError):
+        except (NumberRangeError, _NeedsTensors):
             # The next attempts have numbers, which may fit, and tensors, with which
             # torch may compute.
             pass
@@ -135,19 +135,14 @@ def _attempt(
     tracer = _Tracer(*args, "numbers")
     try:
         tracer.run()
-    except NeedsTensorsError:
-        if any(isinstance(value, FakeTensor) for value in signature.captures):
-            raise
+    except _NeedsTensors:
         tracer = _Tracer(*args, "tensors")
         tracer.run()
     return tracer
 
 
-class NeedsTensorsError(UnsupportedOpError):
-    """Raised if captures alone have an op without a rule, which torch may compute.
-
-    Captures without data cannot be given to torch.
-    """
+class _NeedsTensors(Exception):
+    """Raised if captures alone have an op without a rule, which torch may compute."""
 
 
 class _Tracer:
@@ -171,8 +166,13 @@ class _Tracer:
         self.decompositions = _decompositions() if decomposes else {}
         self.symbolic = given == "symbols"
         self.keeps_tensors = given == "tensors"
+        self.has_data = not any(
+            isinstance(value, FakeTensor) for value in signature.captures
+        )
         self.needs_tensors = False
         """True if an op without a rule, as softmax, is applied to captures alone."""
+        self.keeps_ops = False
+        """True if graphs have such ops, because torch cannot compute without data."""
         self.lacks_rules = False
         """True if such an op is applied to what depends on a pair."""
         self.names = signature.capture_names()
@@ -225,7 +225,7 @@ class _Tracer:
         if guards is None:
             guards = Guards(equal_guards(values), tuple(self.assumptions))
         unread = "a tensor" if self.found else None
-        if self.keeps_tensors:
+        if self.keeps_tensors or self.keeps_ops:
             unread = "a result of captured tensors alone"
         self.mods = CapturedMods(
             score,
@@ -281,14 +281,12 @@ class _Tracer:
             raise random_numbers(kind, "numpy.random", location)
         check_graph(kind, graph, arity)
         alone, lacking = _without_rules(graph, arity)
-        if alone and self.signature.can_grow:
-            raise NeedsTensorsError(
-                f"the {kind} computes with whole captured tensors, which have no data "
-                "here: compute this before the call, and capture the result",
-                location,
-            )
+        self.needs_tensors |= alone and self.has_data
+        can_compute = self.signature.can_grow and not self.keeps_tensors
+        if self.needs_tensors and can_compute:
+            raise _NeedsTensors
         check_sizes(graph)
-        self.needs_tensors |= alone
+        self.keeps_ops |= alone and not self.has_data
         self.lacks_rules |= lacking
         _fix_reduced_sizes(graph)
         found = self._captured(kind, graph, arity, location)

@@ -439,13 +439,16 @@ def check_graph(kind: ModKind, gm: GraphModule, arity: int) -> None:
 
 def check_sizes(gm: GraphModule) -> None:
     """Check that the size of no tensor depends on data."""
-    for node in filter(_has_size_of_data, gm.graph.nodes):
-        raise UnsupportedOpError(f"{node.target} {SIZE_OF_DATA}", node_location(node))
+    for node in gm.graph.nodes:
+        if has_size_of_data(node.meta.get("val")):
+            where = node_location(node)
+            raise UnsupportedOpError(f"{node.target} {SIZE_OF_DATA}", where)
 
 
-def _has_size_of_data(node: Node) -> bool:
-    results = pytree.tree_leaves(node.meta.get("val"))
-    shapes = [t.shape for t in results if isinstance(t, torch.Tensor)]
+def has_size_of_data(value: Any) -> bool:
+    """Return True if a value without data has tensors whose size depends on data."""
+    leaves = pytree.tree_leaves(value)
+    shapes = [t.shape for t in leaves if isinstance(t, torch.Tensor)]
     return any(free_unbacked_symbols(n) for shape in shapes for n in shape)
 
 

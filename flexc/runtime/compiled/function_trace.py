@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flexc.errors import DataDependentControlFlowError, FlexcError, UnsupportedOpError
 from flexc.frontend.call_watch import CallWatch
-from flexc.frontend.capture import NeedsTensorsError, capture_mods
+from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMod, CapturedMods
 from flexc.frontend.guards import Guards
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
@@ -344,14 +344,11 @@ def _capture_mods(call: Attention) -> CapturedMods:
     dims = (int(query.size(3)), int(call.value.size(3)))
     with _disable_current_modes():
         known = replace(call.signature, captures=tuple(map(known_value, captures)))
-        try:
-            mods = capture_mods(known, call.score_dtype, query.device.type)
-        except NeedsTensorsError as error:
-            raise OnlyRunError("a mod computes with captured tensors") from error
+        mods = capture_mods(known, call.score_dtype, query.device.type)
+        if mods.unread is not None or mods.custom_gradient:
+            raise OnlyRunError(f"a mod reads {mods.unread or 'a Function of torch'}")
         built = AttentionCall(query.dtype, *dims)
         build_attention_module(mods.score, mods.mask, built)
-    if mods.unread is not None or mods.custom_gradient:
-        raise OnlyRunError(f"a mod reads {mods.unread or 'a Function of torch'}")
     # The mods were traced for numbers, so their guards must hold for symbols too.
     if not mods.guards.hold(captures):
         raise NotSymbolicError

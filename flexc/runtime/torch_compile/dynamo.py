@@ -10,6 +10,7 @@ in graphs of this backend.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NoReturn
@@ -43,9 +44,7 @@ from flexc.runtime.torch_compile.graph_call import (
 from flexc.runtime.torch_compile.mod_graphs import (
     ModGraphs,
     mods_of,
-    share_captures,
     trivial_graph,
-    without_trivial,
 )
 from flexc.runtime.torch_compile.operators.higher_order import (
     FLEXC_OPERATOR,
@@ -231,12 +230,15 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
     operands: tuple[Any, ...] = node.args
     query, key, value, score, block_mask, scale, options, *rest = operands
     rest += [node.kwargs.get(n, ()) for n in _BUFFERS[len(rest) :]]
-    captures, slots = share_captures(rest[0], rest[1])
     masked = options.get(MASKED, True)
     mask = _mod_graph(gm, block_mask[-1]) if masked else None
+    with gm.graph.inserting_before(node):
+        mods, captures = ModGraphs.sharing(
+            (_mod_graph(gm, score), mask), (rest[0], rest[1]), partial(_add_call, gm)
+        )
     kernel = AttentionKernel(
         GraphCall(
-            ModGraphs.of((_mod_graph(gm, score), mask), slots),
+            mods,
             _used_outputs(node),
             choices.merge(read_graph_options(options)),
             options.get(GQA, True),
@@ -264,11 +266,21 @@ def _used_outputs(node: Node) -> Outputs:
     return Outputs(lse=1 in used, max_scores=2 in used)
 
 
-def _mod_graph(gm: GraphModule, node: Any) -> GraphModule | None:
-    """Return a mod's graph, None if the mod changes nothing."""
+def _mod_graph(gm: GraphModule, node: Any) -> GraphModule:
     graph = gm.get_submodule(str(node.target))
     assert isinstance(graph, GraphModule)
-    return without_trivial(graph)
+    return graph
+
+
+def _add_call(gm: GraphModule, whole: GraphModule, given: Sequence[Any]) -> list[Node]:
+    """Add a call of a graph to another, and return the nodes of its results."""
+    name = f"flexc_captures_{sum(1 for _ in gm.children())}"
+    gm.add_submodule(name, whole)
+    call = gm.graph.call_module(name, tuple(given))
+    results: Any = whole.graph.output_node().args[0]
+    return [
+        gm.graph.call_function(operator.getitem, (call, i)) for i in range(len(results))
+    ]
 
 
 def mod_operand(

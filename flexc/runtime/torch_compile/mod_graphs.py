@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from flexc.frontend.closures import Mod, ModSignature, read_mods
 from flexc.runtime.autograd.template import Reads
+from flexc.runtime.torch_compile.whole_captures import without_whole_ops
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]
 Graphs = tuple[GraphModule | None, GraphModule | None]
@@ -74,6 +75,27 @@ class ModGraphs:
         graphs = (found[0][0], found[1][0])
         return cls(graphs, slots, found[0][1] | found[1][1], _digest(graphs))
 
+    @classmethod
+    def sharing(
+        cls,
+        graphs: Graphs,
+        captures: tuple[Sequence[Any], Sequence[Any]],
+        run: Callable[[GraphModule, Sequence[Any]], Sequence[Any]],
+    ) -> tuple[ModGraphs, tuple[Any, ...]]:
+        """Return the mods of these graphs, and the captures of both.
+
+        The function `run` calls graphs of what torch must compute.
+        """
+        found: list[Any] = []
+        for graph, given in zip(graphs, captures, strict=True):
+            graph = None if graph is None else without_trivial(graph)
+            if graph is None:
+                found.append((None, given))
+            else:
+                found.append(without_whole_ops(graph, given, run))
+        shared, slots = share_captures(found[0][1], found[1][1])
+        return cls.of((found[0][0], found[1][0]), slots), shared
+
     def signature(self, captures: Sequence[Any]) -> GraphSignature:
         """Return the signature for captures. Floats may still be tensors."""
         values = tuple(
@@ -122,9 +144,7 @@ def mods_of(
     """
     if not all(mod is None or isinstance(mod, GraphModule) for mod in mods):
         return FunctionMods.of(*mods), ()
-    score, mask = (None if mod is None else without_trivial(mod) for mod in mods)
-    shared, slots = share_captures(*captures)
-    return ModGraphs.of((score, mask), slots), shared
+    return ModGraphs.sharing(mods, captures, lambda whole, given: whole(*given))
 
 
 def _with_numbers(

@@ -442,17 +442,6 @@ def test_of_captures_alone_by_functions_that_may_write() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_of_captures_alone_without_data() -> None:
-    class Layer(torch.nn.Linear):
-        def forward(self, query: torch.Tensor) -> Any:  # pyright: ignore
-            return flexc.flex_attention(
-                query, KEY, VALUE, lambda s, b, h, q, k: s + self.weight.cumsum(0)[q, k]
-            )
-
-    with pytest.raises(UnsupportedOpError, match="compute this before the call"):
-        torch.export.export(Layer(N, N), (QUERY,), strict=False)
-
-
 @pytest.mark.parametrize(
     "result",
     [

@@ -138,6 +138,29 @@ def test_numbers_compile_twice_at_most() -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.parametrize("backend", ["flexc", "aot_eager", "inductor"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_numbers_that_code_around_a_call_reads(masked: bool, backend: str) -> None:
+    """Dynamo passes such a float as a symbol, others as a tensor."""
+
+    def attend(x: Tensor, gain: float) -> Any:
+        def mask(b: Any, h: Any, q: Tensor, k: Tensor) -> Tensor:
+            return (BIAS[h, 0, k] * gain > 0) | (q == k)
+
+        def score(s: Tensor, b: Any, h: Any, q: Tensor, k: Tensor) -> Tensor:
+            return s + BIAS[h, q, k] * gain
+
+        mods: dict[str, Any] = {"mask_mod": mask} if masked else {"score_mod": score}
+        return flexc.flex_attention(x * gain, x, x, **mods)
+
+    compiled: Any = torch.compile(attend, backend=backend, fullgraph=True)
+    x = torch.randn(1, 2, 12, 4)
+    for i, gain in enumerate([1.0, 2.0, 0.3, -1.5]):
+        with torch.compiler.set_stance("default" if i < 2 else "fail_on_recompile"):
+            found = compiled(x, gain)
+        torch.testing.assert_close(found, attend(x, gain))
+
+
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_captures(backend: str) -> None:
     query, key, value = tensors(1, 2, 12, 4)
@@ -583,7 +606,7 @@ def branches(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 def unsupported(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     doubled = s * 2
-    return doubled + BIAS.sort().values[h, q, k]
+    return doubled + BIAS[h, q].sort().values[k]
 
 
 def unindexed(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

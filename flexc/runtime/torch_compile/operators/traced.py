@@ -72,8 +72,8 @@ class TracedAttention(Attention):
         """Return the call of operands, in which floats may be tensors or symbols."""
         operands = operands.checked(call.enable_gqa)
         query, key, value, *_ = operands
-        captures, mods = tuple(operands.captures), call.mods
-        assert isinstance(mods, ModGraphs), "functions are not traced but run"
+        assert isinstance(call.mods, ModGraphs), "functions are not traced but run"
+        mods, captures = _without_symbols(call.mods, operands.captures)
         own = [c for i, c in enumerate(captures) if i not in mods.numbers]
         check_captures(own, query.device)
         return cls(
@@ -115,6 +115,7 @@ class TracedAttention(Attention):
             (inputs_of_mod(pair[0], captures), inputs_of_mod(pair[1], captures)),
         )
         assert isinstance(graphs, ModGraphs)
+        graphs, values = _without_symbols(graphs, values)
         return cls(
             call.query,
             call.key,
@@ -220,6 +221,20 @@ def _constant_or_tensor(scale: Any) -> Any:
     if not isinstance(scale, torch.SymFloat):
         return float(scale)
     return torch.mul(torch.ones((), dtype=torch.float64, device="cpu"), scale)  # pyright: ignore
+
+
+def _without_symbols(
+    mods: ModGraphs, captures: Sequence[Any]
+) -> tuple[ModGraphs, tuple[Any, ...]]:
+    """Return mods and captures with tensors in place of symbolic floats.
+
+    Dynamo passes such a float if code around the call uses it too.
+    """
+    floats = {i for i, c in enumerate(captures) if isinstance(c, torch.SymFloat)}
+    values = (
+        _constant_or_tensor(c) if i in floats else c for i, c in enumerate(captures)
+    )
+    return replace(mods, numbers=mods.numbers | floats), tuple(values)
 
 
 def kind_of(capture: Any) -> Any:
