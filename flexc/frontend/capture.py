@@ -7,7 +7,7 @@ graph, Python's promotion rules apply, and an `if` on a number is recorded as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -280,7 +280,8 @@ class _Tracer:
         if self.calls.numpy_drew and not is_read:
             raise random_numbers(kind, "numpy.random", location)
         check_graph(kind, graph, arity)
-        alone, lacking = _without_rules(graph, arity)
+        varying = on_pairs(graph, arity)
+        alone, lacking = _without_rules(graph, varying)
         self.needs_tensors |= alone and self.has_data
         can_compute = self.signature.can_grow and not self.keeps_tensors
         if self.needs_tensors and can_compute:
@@ -288,7 +289,7 @@ class _Tracer:
         check_sizes(graph)
         self.keeps_ops |= alone and not self.has_data
         self.lacks_rules |= lacking
-        _fix_reduced_sizes(graph)
+        _fix_reduced_sizes(varying if self.keeps_ops else graph.graph.nodes)
         found = self._captured(kind, graph, arity, location)
         return replace(found, sequences=sequences_of(mod, self.fakes))
 
@@ -381,28 +382,36 @@ def sequences_of(mod: Any, captures: Sequence[Any]) -> tuple[int, ...]:
     return tuple(next(i for i, c in enumerate(captures) if c is t) for t in held)
 
 
-def _without_rules(gm: GraphModule, arity: int) -> tuple[bool, bool]:
+def on_pairs(gm: GraphModule, arity: int) -> dict[Node, None]:
+    """Return the nodes that depend on the score or on positions, in order."""
+    nodes = list(gm.graph.nodes)
+    varying = dict.fromkeys(nodes[:arity])
+    for node in nodes:
+        if not varying.keys().isdisjoint(node.all_input_nodes):
+            varying[node] = None
+    return varying
+
+
+def _without_rules(gm: GraphModule, varying: Container[Node]) -> tuple[bool, bool]:
     """Return two flags, for ops on captured tensors alone and for ops on pairs.
 
     The first is true if some op on captured tensors alone has no pointwise rule, the
     second if some op on what depends on a pair has no rule at all.
     """
-    nodes = list(gm.graph.nodes)
-    varying, alone, lacking = set(nodes[:arity]), False, False
-    for node in nodes:
+    alone = lacking = False
+    for node in gm.graph.nodes:
         is_op = node.op == "call_function" and not is_number(node)
         is_pointwise = is_known(node.target) and not reduces(node.target)
-        if varying.intersection(node.all_input_nodes):
-            varying.add(node)
+        if node in varying:
             lacking |= is_op and not is_known(node.target)
         elif is_op and node.all_input_nodes and not is_pointwise:
             alone = True
     return alone, lacking
 
 
-def _fix_reduced_sizes(gm: GraphModule) -> None:
+def _fix_reduced_sizes(nodes: Iterable[Any]) -> None:
     """Make the sizes that reductions run along constants, which guards ensure."""
-    for node in gm.graph.nodes:
+    for node in nodes:
         if node.op != "call_function" or not reduces(node.target):
             continue
         at = RULES[op_name(node.target)].dims

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flexc.frontend.capture import on_pairs
 from flexc.frontend.guards import add_placeholder
 from flexc.frontend.mistakes import has_size_of_data
 from flexc.frontend.scalars import is_known, reduces
@@ -35,25 +36,16 @@ def without_whole_ops(
     captures.
     """
     arguments = graph.graph.find_nodes(op="placeholder")
-    captured = arguments[len(arguments) - len(captures) :]
-    apart = _apart_from(graph, arguments[: -len(captures)] if captures else arguments)
+    arity = len(arguments) - len(captures)
+    varying = on_pairs(graph, arity)
+    calls = [n for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
+    apart = [n for n in calls if n not in varying]
     whole = _whole_ops(graph, apart)
     made = [n for n in whole if _is_tensor(n) and not whole.keys() >= n.users.keys()]
     if not made:
         return graph, tuple(captures)
-    results = run(_graph_of(graph, [*captured, *apart], made), captures)
+    results = run(_graph_of(graph, [*arguments[arity:], *apart], made), captures)
     return _graph_with(graph, made, (*captures, *results))
-
-
-def _apart_from(graph: GraphModule, pair: Sequence[Node]) -> list[Node]:
-    """Return the calls of a graph that depend on no argument of a pair, in order."""
-    varying, apart = set(pair), []
-    for node in graph.graph.nodes:
-        if varying.intersection(node.all_input_nodes):
-            varying.add(node)
-        elif node.op not in ("placeholder", "output"):
-            apart.append(node)
-    return apart
 
 
 def _whole_ops(graph: GraphModule, apart: Sequence[Node]) -> dict[Node, None]:

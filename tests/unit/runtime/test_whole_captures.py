@@ -118,6 +118,27 @@ def test_export(tmp_path: Path, strict: bool) -> None:
             check(layer, run, leaves, length)
 
 
+class Norms(nn.Module):
+    """A layer whose mod reduces tensors of the length."""
+
+    def forward(self, x: Tensor) -> Any:
+        norms = x.norm(dim=-1)[0, 0]
+        return flexc.flex_attention(
+            x, x, x, lambda s, b, h, i, j: s * norms.mean() + norms.softmax(0)[j]
+        )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_reductions_keep_lengths_dynamic(strict: bool) -> None:
+    given, shapes = (torch.randn(1, 2, 12, DIM),), [{2: LENGTH}]
+    run = torch.export.export(
+        Norms(), given, dynamic_shapes=shapes, strict=strict
+    ).module()
+    for length in (12, 41):
+        x = torch.randn(1, 2, length, DIM)
+        torch.testing.assert_close(run(x), Norms()(x))
+
+
 def graphs_of(mod: Callable[..., Any]) -> tuple[list[str], list[str]]:
     """Return the ops on whole tensors that leave a mod of one table, and the rest."""
     parts: list[GraphModule] = []
