@@ -29,7 +29,7 @@ from flexc.runtime.attention.call import (
 )
 from flexc.runtime.inputs.arguments import NO_SCALES, Pages, Scales, split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
-from flexc.runtime.interpreters.kernel import add_outputs
+from flexc.runtime.interpreters.host_ops import add_outputs
 from flexc.runtime.kernels.kernel import Kernel
 from tests.property.cases import Case
 

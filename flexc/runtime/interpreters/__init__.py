@@ -21,8 +21,11 @@ from flexc.runtime.interpreters.attention import FlexFunctions
 from flexc.runtime.interpreters.blocksparse import BlockSparseFunctions
 from flexc.runtime.interpreters.cpu import CpuFunctions
 from flexc.runtime.interpreters.derivatives import DerivativeFunctions
-from flexc.runtime.interpreters.host_ops import HostFunctions, remember_sizes
-from flexc.runtime.interpreters.kernel import run_kernel
+from flexc.runtime.interpreters.host_ops import (
+    HostFunctions,
+    remember_sizes,
+    run_kernel,
+)
 from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
 from flexc.runtime.interpreters.scalar import (
     ControlFunctions,
