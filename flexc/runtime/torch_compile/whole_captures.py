@@ -8,12 +8,14 @@ does that (see `frontend.capture`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,7 +47,7 @@ def without_whole_ops(
     if not made:
         return graph, tuple(captures)
     results = run(_graph_of(graph, [*arguments[arity:], *apart], made), captures)
-    return _graph_with(graph, made, (*captures, *results))
+    return _graph_with(graph, made, varying, (*captures, *results))
 
 
 def _whole_ops(graph: GraphModule, apart: Sequence[Node]) -> dict[Node, None]:
@@ -59,11 +61,12 @@ def _whole_ops(graph: GraphModule, apart: Sequence[Node]) -> dict[Node, None]:
     interpreter.env = {node: _value(node) for node in graph.graph.nodes}
     if any(has_size_of_data(interpreter.env[node]) for node in apart):
         return {}
+    mode = _mode_of(interpreter.env.values())
     for node in apart:
         given = [interpreter.env[n] for n in node.all_input_nodes]
         if not _holds_tensors(_value(node)) or any(value is None for value in given):
             continue
-        with without_modes(), torch.no_grad(), _Ops() as ops:
+        with without_modes(), mode, torch.no_grad(), _Ops() as ops:
             interpreter.run_node(node)
         if any(map(_writes_or_draws, ops.ran)):
             return {}
@@ -71,6 +74,16 @@ def _whole_ops(graph: GraphModule, apart: Sequence[Node]) -> dict[Node, None]:
         if is_part or (given and not all(map(_is_of_elements, ops.ran))):
             whole[node] = None
     return whole
+
+
+def _mode_of(values: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Return the mode of values without data, in which ops make tensors without data.
+
+    Elsewhere an op that makes a tensor fixes the symbols in its size.
+    """
+    leaves = pytree.tree_leaves(list(values))
+    modes = (leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor))
+    return next(modes, nullcontext())
 
 
 class _Ops(TorchDispatchMode):
@@ -121,15 +134,23 @@ def _graph_of(
 
 
 def _graph_with(
-    graph: GraphModule, made: Sequence[Node], captures: Sequence[Any]
+    graph: GraphModule,
+    made: Sequence[Node],
+    varying: Iterable[Node],
+    captures: Sequence[Any],
 ) -> tuple[GraphModule, tuple[Any, ...]]:
-    """Return a copy of a graph that captures what nodes made, and what it captures."""
+    """Return a copy of a graph that captures what nodes made, and what it captures.
+
+    Nodes that depend on a pair remain, as they may write to a tensor that is used
+    later, and torch does not know which methods do.
+    """
     rest = GraphModule(graph, deepcopy(graph.graph))
     copies = {node.name: node for node in rest.graph.nodes}
     for node in made:
         copy = copies[node.name]
         copy.replace_all_uses_with(add_placeholder(copy, copy.meta))
-    rest.graph.eliminate_dead_code()
+    kept = {node.name for node in varying}
+    rest.graph.eliminate_dead_code(lambda n: n.name in kept or n.is_impure())
     used = []
     captured = rest.graph.find_nodes(op="placeholder")[-len(captures) :]
     for node, value in zip(captured, captures, strict=True):

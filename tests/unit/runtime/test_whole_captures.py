@@ -118,6 +118,41 @@ def test_export(tmp_path: Path, strict: bool) -> None:
             check(layer, run, leaves, length)
 
 
+class Made(nn.Module):
+    """A layer whose mod makes tensors of the length, and writes to its own result."""
+
+    def forward(self, x: Tensor) -> Any:
+        length, bias = x.size(2), BIAS.expand(3, -1).flatten()
+
+        def score(s: Tensor, b: Any, h: Any, i: Tensor, j: Tensor) -> Tensor:
+            ramp = bias[:length] * torch.arange(length) + torch.full((length,), 0.5)
+            kinds = functional.one_hot((bias[:length] > 0).long(), 2)
+            result = s + ramp.cumsum(0)[j] + kinds.cumsum(0)[i, 1]
+            result.mul_(0.1)
+            return result
+
+        return flexc.flex_attention(x, x, x, score)
+
+    def expected(self, x: Tensor) -> Any:
+        length, bias = x.size(2), BIAS.expand(3, -1).flatten()[: x.size(2)]
+        ramp = (bias * torch.arange(length) + 0.5).cumsum(0)
+        kinds = (bias > 0).long().cumsum(0)
+        return flexc.flex_attention(
+            x, x, x, lambda s, b, h, i, j: (s + ramp[j] + kinds[i]) * 0.1
+        )
+
+
+@pytest.mark.parametrize("backend", ["flexc", "aot_eager"])
+def test_tensors_that_mods_make_and_write(backend: str) -> None:
+    layer = Made()
+    compiled: Any = torch.compile(layer, backend=backend, fullgraph=True)
+    for i, length in enumerate((12, 20, 33)):
+        x = torch.randn(1, 2, length, DIM)
+        with torch.compiler.set_stance("default" if i < 2 else "fail_on_recompile"):
+            found = compiled(x)
+        torch.testing.assert_close(found, layer.expected(x))
+
+
 class Norms(nn.Module):
     """A layer whose mod reduces tensors of the length."""
 
