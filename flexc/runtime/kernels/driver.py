@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.convert_frame import compile_lock
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
@@ -74,7 +75,6 @@ from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import versions
 from flexc.runtime.process.progress import compiling
 from flexc.runtime.process.recent import Background, Recent, without_collection
-from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 VERIFY = "FLEXC_VERIFY"
 """The environment variable that makes flexc verify a kernel's IR before printing."""
@@ -268,7 +268,8 @@ def trace(
         )
         signature = replace(signature, captures=captures)
         within = temporarily_clear_interpreter_stack()
-    with within, without_dispatch_modes(), without_collection():
+    # Not seen by a recorder either: a trace computes with tensors without data.
+    with within, _disable_current_modes(), without_collection():
         return capture_mods(signature, score_dtype, device.type)
 
 

@@ -471,6 +471,19 @@ def test_of_captures_alone_whose_size_torch_compile_lacks() -> None:
         attend(QUERY)
 
 
+def test_of_captures_alone_in_calls_that_repeat() -> None:
+    """The second call is recorded, and traces the mod too: its result is not kept."""
+    a = torch.randn(N * N)
+    for _ in range(3):
+        found = flexc.flex_attention(
+            QUERY, KEY, VALUE, lambda s, b, h, q, k: s + a.cumsum(0).view(N, N)[q, k]
+        )
+        torch.testing.assert_close(
+            found, _attention(_scores() + a.cumsum(0).view(N, N))
+        )
+        a.mul_(0.5)
+
+
 def test_of_captures_alone_beside_what_is_decomposed() -> None:
     """Only ops on what depends on a pair are decomposed."""
     linear: Any = parametrizations.orthogonal(torch.nn.Linear(3, N))
