@@ -305,13 +305,17 @@ class Moves:
 
 
 class Dense(torch.autograd.Function):
-    """A contiguous copy, whose gradient is that of the tensor."""
+    """A contiguous copy, made 16 bytes at a time where the memory allows it.
+
+    The gradient of the copy is the tensor's.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         size = tensor.dtype.itemsize
         wide = WIDEST.itemsize // size
-        steps = (tensor.data_ptr() // size, *tensor.stride()[:-1], tensor.size(-1))
+        starts = tensor.data_ptr() // size, tensor.storage_offset()
+        steps = (*starts, *tensor.stride()[:-1], tensor.size(-1))
         if tensor.stride(-1) != 1 or any(step % wide for step in steps):
             return tensor.contiguous()
         return tensor.view(WIDEST).contiguous().view(tensor.dtype)
@@ -326,6 +330,7 @@ WIDEST = torch.complex128
 
 
 def dense(tensor: Tensor) -> Any:
+    """Return the tensor, or a contiguous copy."""
     return tensor if tensor.is_contiguous() else Dense.apply(tensor)
 
 

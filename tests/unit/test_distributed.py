@@ -40,7 +40,7 @@ from flexc.distributed.plans import (
     Visits,
     find_route,
 )
-from flexc.distributed.ranks import Parts
+from flexc.distributed.ranks import Parts, dense
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
     DistributedError,
@@ -151,6 +151,17 @@ def test_gathered_keys_are_not_kept(two: Found) -> None:
 def test_second_order(two: Found, method: str) -> None:
     for outcomes, _ in two:
         assert outcomes["second order", method] < 1e-12
+
+
+def test_rows_of_memory_that_another_library_allocated() -> None:
+    """The start of a storage may lie between the places of 16 bytes."""
+    memory = torch.arange(2048, dtype=torch.int16)
+    for start in range(9):
+        storage: Any = torch.from_numpy(memory.numpy()[start:])
+        for offset in range(9):
+            rows = storage[offset : offset + 1024].view(4, 8, 32).transpose(0, 1)
+            assert dense(rows).equal(rows)
+            assert dense(rows).is_contiguous()
 
 
 def test_the_rule_of_gathered_keys() -> None:
