@@ -64,7 +64,10 @@ from flexc.passes.tile.tile_values import (
 
 
 def duplicate(value: SSAValue, before: Operation, moves: bool = False) -> SSAValue:
-    """Return a new definition of the same tile, which may only be moved."""
+    """Return a new definition of the same tile.
+
+    If it `moves`, the two buffers may be exchanged in place of a copy.
+    """
     code = ScalarCode(InsertPoint.before(before))
     owner = value.owner
     if isinstance(owner, tile.FullOp):

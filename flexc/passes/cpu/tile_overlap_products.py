@@ -11,14 +11,15 @@ known. The map of the weights then reads scores once, right after their product.
 
 `tile-overlap-products`: compute a product of the next iteration beside a map.
 
-1. The map reads one product of the matrix unit, and computes one function: it takes
-   about as long. The product depends on nothing but the loop's index.
+1. The map reads one product of the matrix unit, and computes one function, such as
+   exp2: product and map then take about the same time. The product depends on nothing
+   but the loop's index.
 2. The loop carries the product: an iteration maps the product that the one before
    computed, and computes the next one. The first product is computed before the loop,
    if it has iterations. In the last iteration the next product has no rows.
 3. The product is `beside` the map: its instructions lie between the map's rows.
 
-Both apply to products that have room in a first-level cache twice.
+Both apply only if two results of the product fit in a first-level cache.
 """
 
 from __future__ import annotations
@@ -175,7 +176,8 @@ class EarlyWeights:
             for value in op.results
             if any(use.operation not in inside for use in value.uses)
         ]
-        # Sums are scaled by the kept maxima, which the last choice may overwrite.
+        # The branch scales sums by the kept maxima. The choice that it yields may be
+        # written over them, so it is computed last.
         again = ScalarCode(InsertPoint.before(last_op(then)))
         chosen: Values = {}
         clone_into(again, [self.choice], chosen)

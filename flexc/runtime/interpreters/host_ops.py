@@ -1,5 +1,7 @@
-"""Interpreter of launches: a kernel's arguments, grid and outputs, and the host code of
-derivatives, which launches kernels and computes with their results.
+"""Interpreter of kernels' launches, and of the host code of derivatives.
+
+A launch finds a kernel's arguments, grid and outputs. Host code launches kernels and
+computes with their results.
 """
 
 from __future__ import annotations
