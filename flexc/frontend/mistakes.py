@@ -13,6 +13,7 @@ import dis
 import linecache
 import operator
 import re
+import traceback
 from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType, ModuleType
@@ -58,12 +59,8 @@ WANTS_VALUE = (
     "(got SymInt)",
     "'numpy.ndarray' and 'FakeTensor'",
     "This higher order operator doesn't work",
-    "'NoneType' object has no attribute 'filename'",
 )
-"""Messages of exceptions that torch and Python raise if a value is missing.
-
-The last is of torch before 2.13, which fails while it words the error.
-"""
+"""Messages of exceptions that torch and Python raise if a value is missing."""
 
 
 MAX_QUOTED = 120
@@ -75,7 +72,11 @@ def is_value_read(error: BaseException) -> bool:
     if isinstance(error, KeyError):  # A dict lookup: tensors are never equal.
         return bool(error.args) and isinstance(error.args[0], torch.Tensor)
     kinds = (DataDependentOutputException, GuardOnDataDependentSymNode)
-    return isinstance(error, kinds) or any(sign in str(error) for sign in WANTS_VALUE)
+    if isinstance(error, kinds) or any(sign in str(error) for sign in WANTS_VALUE):
+        return True
+    # torch 2.11 may fail while it words the error.
+    names = [f.name for f in traceback.extract_tb(error.__traceback__)]
+    return "_make_data_dependent_error" in names
 
 
 @dataclass(frozen=True)

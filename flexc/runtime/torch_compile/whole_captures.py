@@ -53,8 +53,9 @@ def without_whole_ops(
 def _whole_ops(graph: GraphModule, apart: Sequence[Node]) -> dict[Node, None]:
     """Return the calls that no kernel can compute for one element, in order.
 
-    If some call writes, draws numbers, or has a size that depends on data, all calls
-    remain: importing the graph raises an error that says so.
+    Calls whose inputs have no known value are left out. If some call writes, draws
+    numbers, or has a size that depends on data, all are: importing the graph raises an
+    error that says so.
     """
     whole: dict[Node, None] = {}
     interpreter = Interpreter(graph, garbage_collect_values=False)
