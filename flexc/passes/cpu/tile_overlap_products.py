@@ -50,12 +50,6 @@ CACHE_BYTES = 48 << 10
 Values = dict[SSAValue, SSAValue]
 
 
-def clone_into(code: ScalarCode, ops: Sequence[Operation], values: Values) -> None:
-    """Append clones of ops with mapped operands; map the results in `values`."""
-    for op in ops:
-        code.builder.insert(op.clone(values))
-
-
 def last_op(block: Block) -> Operation:
     assert block.last_op is not None
     return block.last_op
@@ -158,7 +152,7 @@ class EarlyWeights:
             known, lambda use: use.operation is not known.owner
         )
         early: Values = {self.choice.results[0]: known}
-        clone_into(code, weights, early)
+        code.clone(weights, early)
         self.repeat([self.choice, *weights], early)
 
     def repeat(self, ops: Sequence[Operation], early: Values) -> None:
@@ -180,7 +174,7 @@ class EarlyWeights:
         # written over them, so it is computed last.
         again = ScalarCode(InsertPoint.before(last_op(then)))
         chosen: Values = {}
-        clone_into(again, [self.choice], chosen)
+        again.clone([self.choice], chosen)
         for block, values in ((then, chosen), (otherwise, early)):
             last = last_op(block)
             last.operands = [*last.operands, *(values.get(v, v) for v in used)]

@@ -276,12 +276,12 @@ class Delay:
         before.builder.insert(loop)
         results: list[SSAValue] = list(loop.results[: len(self.kept)])
         values = self.carried_inputs(loop.results[len(self.kept) :])
-        clone_into(before, self.delayed.ops, values)
+        before.clone(self.delayed.ops, values)
         total = values[self.delayed.dot.result]
         announce(total, "the last block's values")
         if self.delayed.number is not None:
             results[self.delayed.number : self.delayed.number] = [total]
-        clone_into(before, self.addition, values)
+        before.clone(self.addition, values)
         for new, old in zip(loop.results, self.carried(), strict=True):
             new.name_hint = old.name_hint
         Rewriter.replace_op(self.loop, [], results)
@@ -294,7 +294,7 @@ class Delay:
         """Append the first iteration without its product; return its carried values."""
         inits = [self.loop.lb, *self.loop.iter_args]
         values: Values = dict(zip(self.block.args, inits, strict=True))
-        clone_into(code, self.delayed.rest, values)
+        code.clone(self.delayed.rest, values)
         first = next(o for o in self.delayed.rest if isinstance(o, tile.DotOp))
         announce(values[first.result], "the first block")
         return [values.get(v, v) for v in self.carried()]
@@ -315,16 +315,16 @@ class Delay:
         }
         values.update(zip([old[0], *kept], block.args, strict=False))
         rest, position = self.delayed.rest, self.delayed.position
-        clone_into(code, rest[:position], values)
+        code.clone(rest[:position], values)
         earlier = self.carried_inputs(block.args[1 + len(kept) :])
-        clone_into(code, self.delayed.ops, earlier)
+        code.clone(self.delayed.ops, earlier)
         if self.delayed.total is not None:
             values[self.delayed.total] = earlier[self.delayed.dot.result]
         if self.addition:
             begin, position = position, self.delayed.addition_position
-            clone_into(code, rest[begin:position], values)
-            clone_into(code, self.addition, earlier)
-        clone_into(code, rest[position:], values)
+            code.clone(rest[begin:position], values)
+            code.clone(self.addition, earlier)
+        code.clone(rest[position:], values)
         code.builder.insert(scf.YieldOp(*(values.get(v, v) for v in self.carried())))
         return block
 
@@ -342,14 +342,6 @@ def announce(product: SSAValue, text: str) -> None:
     """Attach a comment to a product that names what begins there."""
     assert isinstance(product.owner, tile.DotOp)
     product.owner.attributes["comment"] = StringAttr(text)
-
-
-def clone_into(code: ScalarCode, ops: Sequence[Operation], values: Values) -> None:
-    """Append clones of ops with mapped operands; map the results in `values`."""
-    for op in ops:
-        clone = op.clone(values)
-        clone.location = op.location
-        code.builder.insert(clone)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,13 @@ class ScalarCode:
         point = InsertPoint.at_end(at) if isinstance(at, Block) else at
         self.builder = Builder(point)
 
+    def clone(self, ops: Sequence[Operation], values: dict[SSAValue, SSAValue]) -> None:
+        """Insert clones of ops with mapped operands; map their results in `values`."""
+        for op in ops:
+            clone = op.clone(values)
+            clone.location = op.location
+            self.builder.insert(clone)
+
     def insert(self, op: Operation, name: str | None = None) -> SSAValue:
         """Insert an op that has one result, and return the result."""
         self.builder.insert(op)
