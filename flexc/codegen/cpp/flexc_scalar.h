@@ -12,6 +12,7 @@ using uint64_t = __UINT64_TYPE__;
 using size_t = __SIZE_TYPE__;
 
 #define FLEXC_INLINE inline __attribute__((always_inline))
+// For lambdas, which `inline` cannot declare.
 #define FLEXC_EACH __attribute__((always_inline))
 // A function that one separately compiled object defines for all kernels that call it.
 #define FLEXC_SHARED __attribute__((noinline))

@@ -214,6 +214,8 @@ class MapPrinter(SourcePrinter):
         self.print_numbers(plan, Loop.NONE)
         lanes = plan.lanes
         if plan.rows is None:
+            if self.steps:
+                refuse(plan.op, "expects rows, as it is beside a product")
             header = f"for (int at = 0; at < {plan.columns}; at += {lanes})"
             with self.unrolled(header):
                 self.print_row(plan, labels)

@@ -119,7 +119,7 @@ class EarlyWeights:
         found: list[Operation] = []
         assert self.choice.parent is not None
         for op in self.choice.parent.ops:
-            operands = set(op.operands)
+            operands = {value for inner in op.walk() for value in inner.operands}
             if op is self.branch or isinstance(op, scf.YieldOp):
                 continue
             if operands & after:
