@@ -1,7 +1,8 @@
 """Models of transformers by each attention: prompts, training steps and generation.
 
-`python -m bench.models` prints tokens per second. Models are small and have random
-weights. Systems take turns; a dash is for what a system refuses.
+`python -m bench.models` prints tokens per second. Models have random weights and are
+small, unless `--width` and `--layers` say more. Systems take turns, and each turn ends
+when the device is done; a dash is for what a system refuses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch._dynamo
 import transformers
 from transformers.utils import logging
 
-from bench.timing import interleaved_medians
+from bench.timing import interleaved_loop_medians
 from flexc.integrations.transformers import register
 
 SIZES: dict[str, Any] = {
@@ -42,8 +43,13 @@ ENCODER_DECODER: dict[str, Any] = {
 PATCH, COLUMNS = 16, 32
 IMAGES: dict[str, Any] = {
     **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "patch_size": PATCH, "image_size": PATCH * COLUMNS},
+    **{"num_attention_heads": 4, "patch_size": PATCH},
 }
+WIDE = (
+    *("hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "d_model", "d_ff", "num_heads"),
+)
+"""The options of configs that grow with `Work.width`."""
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
@@ -68,7 +74,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Work:
-    """How much each task computes."""
+    """How much each task computes, and where."""
 
     length: int = 1024
     """Tokens of a prompt and of a training step."""
@@ -76,18 +82,35 @@ class Work:
     """Tokens that are generated."""
     padding: int = 0
     """Padding on the left of one of two sequences, if any."""
+    width: int = 1
+    """The factor on hidden sizes and numbers of heads."""
+    layers: int = 2
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
 
     @property
     def batch(self) -> int:
         return 2 if self.padding else 1
 
+    @property
+    def image(self) -> tuple[int, int]:
+        """The rows and columns of an image with a patch for each token."""
+        return PATCH * (self.length // COLUMNS), PATCH * COLUMNS
+
+    def config(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a model's config, with this size."""
+        layers = "num_layers" if "num_layers" in options else "num_hidden_layers"
+        found = {n: v * self.width if n in WIDE else v for n, v in options.items()}
+        found[layers] = self.layers
+        return found | {"image_size": self.image} if "patch_size" in found else found
+
     def inputs(self, model: Any) -> dict[str, Any]:
-        """Return the inputs of a model: tokens, or images with a patch for each."""
+        """Return the inputs of a model: tokens or images."""
         if model.main_input_name == "pixel_values":
-            rows = PATCH * (self.length // COLUMNS)
-            images = torch.randn(self.batch, 3, rows, PATCH * COLUMNS)
-            return {"pixel_values": images, "interpolate_pos_encoding": True}
-        tokens = torch.randint(3, SIZES["vocab_size"], (self.batch, self.length))
+            images = torch.randn(self.batch, 3, *self.image)
+            return {"pixel_values": images.to(self.device, self.dtype)}
+        shape = self.batch, self.length
+        tokens = torch.randint(3, SIZES["vocab_size"], shape, device=self.device)
         if not self.padding:
             return {"input_ids": tokens}
         kept = torch.ones_like(tokens)
@@ -95,19 +118,22 @@ class Work:
         return {"input_ids": tokens, "attention_mask": kept}
 
 
-def build(family: str, system: str) -> Any:
+def build(family: str, system: str, work: Work) -> Any:
     """Return a family's model with a system's attention."""
     name, config_name, options = FAMILIES[family]
-    config = getattr(transformers, config_name)(**options)
+    config = getattr(transformers, config_name)(**work.config(options))
     torch.manual_seed(0)
     cls = getattr(transformers, name)
-    return cls._from_config(config, attn_implementation=system).eval()
+    model = cls._from_config(config, attn_implementation=system).eval()
+    return model.to(work.device, work.dtype)
 
 
 def runs_of(model: Any, given: dict[str, Any], work: Work) -> dict[str, Run]:
     """Return the tasks of a model."""
     tokens = given.get("input_ids")
-    labels = torch.zeros(work.batch, dtype=torch.int64) if tokens is None else tokens
+    labels = tokens
+    if labels is None:
+        labels = torch.zeros(work.batch, dtype=torch.int64, device=work.device)
     decoded = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
 
     @torch.no_grad()
@@ -147,10 +173,11 @@ def works(run: Run) -> bool:
 def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float]]:
     """Return the tokens per second of each task, by system."""
     torch._dynamo.reset()
-    given, tasks = work.inputs(build(family, "eager")), dict[str, dict[str, Run]]()
+    given = work.inputs(build(family, "eager", work))
+    tasks: dict[str, dict[str, Run]] = {}
     for system in SYSTEMS:
         try:
-            runs = runs_of(build(family, system), given, work)
+            runs = runs_of(build(family, system, work), given, work)
         except REFUSALS:
             continue
         for task, run in runs.items():
@@ -159,7 +186,7 @@ def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float
     found: dict[str, dict[str, float]] = {}
     for task, runs in tasks.items():
         count = work.new if task.startswith("generate") else work.length
-        medians = interleaved_medians(runs, rounds=5, budget=budget)
+        medians = interleaved_loop_medians(runs, work.device, budget=budget)
         found[task] = {s: count * work.batch / t for s, t in medians.items()}
     return found
 
@@ -170,7 +197,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=Work.length)
     parser.add_argument("--new", type=int, default=Work.new)
     parser.add_argument("--padding", type=int, default=Work.padding)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--width", type=int, default=Work.width)
+    parser.add_argument("--layers", type=int, default=Work.layers)
+    parser.add_argument("--device", default=Work.device)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of a task")
     args = parser.parse_args()
@@ -179,9 +208,8 @@ def main() -> None:
     register()
     # A static cache compiles a model's forward, whose code all systems share.
     torch._dynamo.config.recompile_limit = 64
-    torch.set_default_device(args.device)
-    torch.set_default_dtype(getattr(torch, args.dtype))
-    work = Work(args.length, args.new, args.padding)
+    size = args.length, args.new, args.padding, args.width, args.layers
+    work = Work(*size, args.device, getattr(torch, args.dtype))
     print(f"tokens per second, {work}, {torch.get_num_threads()} threads")
     print(f"{'':36}" + "".join(f"{s:>16}" for s in SYSTEMS))
     for family in args.families:

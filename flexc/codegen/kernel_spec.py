@@ -49,6 +49,8 @@ class KernelSpec:
     """The schedules that would have been preferred, each with the reason against it."""
     copied_ahead: int = 0
     """The bytes of captures that Triton copies to shared memory ahead of use."""
+    launches_early: bool = False
+    """True if the kernel may be launched before the kernel before it has ended."""
     shared: tuple[str, ...] = ()
     """The instantiations of C++ templates that the kernel shares with other kernels."""
 

@@ -54,15 +54,13 @@ from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
 )
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
-from flexc.passes.hopper.tile_async_products import (
-    TileAsyncProductsPass,
-    TileSplitLoopsPass,
-)
+from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
 from flexc.passes.hopper.tile_check_capacity import TileCheckCapacityPass
 from flexc.passes.hopper.tile_defer_row_sums import TileDeferRowSumsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_keep_columns import TileKeepColumnsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
+from flexc.passes.hopper.tile_split_loops import TileSplitLoopsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
@@ -80,6 +78,7 @@ from flexc.passes.tile.captured_loads import TileExpandCapturesPass, TileReadInP
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMathPass
 from flexc.passes.tile.tile_access import TileMaterializeParamsPass
+from flexc.passes.tile.tile_launch_early import TileLaunchEarlyPass
 from flexc.passes.tile.tile_split_columns import TileSplitColumnsPass
 from flexc.passes.tile.tile_split_maps import (
     TileHoistFromBranchesPass,
@@ -196,6 +195,7 @@ def to_triton(options: LoweringOptions = NO_OPTIONS) -> Passes:
         # After equal reads for keys and for values are one.
         TileReadAheadPass(),
         *TIDY,
+        *([TileLaunchEarlyPass()] * options.launches_early),
     )
 
 
@@ -243,8 +243,9 @@ def to_gluon(options: LoweringOptions = NO_OPTIONS) -> Passes:
         *TIDY,
         # After code motion, which would undo it.
         *([TileRecomputeSlotsPass()] if options.recomputes else []),
-        # Last: only the remaining tiles need layouts.
+        # Only the remaining tiles need layouts.
         TileAssignLayoutsPass(),
+        *([TileLaunchEarlyPass()] * options.launches_early),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flexc.codegen.cpp.printer import RESERVED
+from flexc.codegen.cpp.target import RESERVED
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.kernels.cpp_loader import support_headers
 from tests.golden import FILE, ROWS, digests, kernels, name_of, normal_form

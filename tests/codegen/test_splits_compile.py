@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,14 @@ CASES = [
 ]
 
 
+def assert_waits_first(kernel: Any) -> None:
+    """Assert that a kernel is launched early, and first waits for earlier ones."""
+    before, wait, _ = kernel.asm["ptx"].partition("griddepcontrol.wait;")
+    assert wait
+    assert kernel.metadata.launch_pdl
+    assert not re.search(r"\b(ld|st)\.(global|volatile)|cp\.async|atom|red\.", before)
+
+
 def lower(variant: Variant, schedule: Schedule) -> KernelSpec:
     module, build = triton_kernels.call_of(variant, split=True)
     return driver.lower(module, build, schedule)
@@ -36,6 +46,7 @@ def lower(variant: Variant, schedule: Schedule) -> KernelSpec:
 def test_with_roles(variant: Variant) -> None:
     compiled = gluon_kernels.compile_spec(lower(variant, OVERLAP))
     assert problems(compiled.log) == []
+    assert_waits_first(compiled.kernel)
 
 
 @pytest.mark.timeout(600)
@@ -53,3 +64,4 @@ def test_combining(head_dim: int, tmp_path: Path) -> None:
     spec = driver.lower(build_combine_module(build.call), build, TRITON)
     compiled = triton_kernels.compile_spec(spec, "sm90")
     assert spilled_bytes(compiled.asm["ptx"], tmp_path) == 0
+    assert_waits_first(compiled)

@@ -32,7 +32,11 @@ from flexc.runtime.attention.call import (
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.kernels import driver
-from flexc.runtime.kernels.triton_compiler import TRITON_TYPES, load_jit_function
+from flexc.runtime.kernels.triton_compiler import (
+    TRITON,
+    TRITON_TYPES,
+    load_jit_function,
+)
 from tests.support.corpus import CORPUS
 
 
@@ -159,7 +163,7 @@ def compile_spec(spec: KernelSpec, target: str) -> Any:
             if p.role != "scalar"
         },
     )
-    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    options = TRITON.options(spec)
     return triton.compile(source, target=TARGETS[target], options=options)
 
 

@@ -327,6 +327,7 @@ def widen(x):
 
 
 # Inline assembly for single elements works in any layout: the code is Triton's.
+await_kernels = gluon.jit(support.await_kernels.fn)
 tanh_approx = gluon.jit(support.tanh_approx.fn)
 read_bf16 = gluon.jit(support.read_bf16.fn)
 read_f16 = gluon.jit(support.read_f16.fn)

@@ -42,6 +42,20 @@ def add_to(pointers, tile):
 
 
 @triton.jit
+def await_kernels():
+    """Wait until the kernels that were launched before this one have ended."""
+    # The instruction has no result, but Triton's function must have one.
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def tanh_approx(x):
     """Return tanh of f32 by one instruction, with a relative error up to 2^-11."""
     return tl.inline_asm_elementwise(

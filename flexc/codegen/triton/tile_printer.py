@@ -57,6 +57,11 @@ def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
     return attr.value.data if isinstance(attr, IntegerAttr) else None
 
 
+def launches_early(kernel: tile.KernelOp) -> bool:
+    """Return True if a kernel waits for the kernels before it."""
+    return any(isinstance(op, tile.AwaitKernelsOp) for op in kernel.body.block.ops)
+
+
 class TilePrinter(PythonPrinter):
     """A printer of a kernel in a language with Triton's functions."""
 
@@ -70,6 +75,7 @@ class TilePrinter(PythonPrinter):
         tile.TanhApproxOp: "tanh_approx",
         tile.DiagonalsOp: "diagonals",
         tile.ScatterAddOp: "add_to",
+        tile.AwaitKernelsOp: "await_kernels",
     }
     """Ops that print as calls of functions of the support module."""
 
@@ -187,6 +193,10 @@ class TilePrinter(PythonPrinter):
     @print_statement.register
     def _(self, op: arith.ConstantOp) -> None:
         self.bind(op.result, scalar_rules.literal(op.value))
+
+    @print_statement.register
+    def _(self, op: tile.AwaitKernelsOp) -> None:
+        self.line("await_kernels()")
 
     @print_statement.register
     def _(self, op: tile.ProgramIdOp) -> None:

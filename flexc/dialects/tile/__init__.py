@@ -67,6 +67,7 @@ from flexc.dialects.tile.cpu_products import (
 )
 from flexc.dialects.tile.kernel import (
     GRID_OF,
+    AwaitKernelsOp,
     DimOp,
     KernelOp,
     ProgramIdOp,

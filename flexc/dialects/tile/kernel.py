@@ -154,6 +154,18 @@ class ReturnOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AwaitKernelsOp(IRDLOperation):
+    """Wait until the kernels that were launched before this one have ended.
+
+    What they wrote can then be read. A kernel with this op may be launched before they
+    have ended: CUDA calls that programmatic dependent launch.
+    """
+
+    name = "tile.await_kernels"
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
 class ProgramIdOp(IRDLOperation):
     """This program's position along an axis of the grid."""
 

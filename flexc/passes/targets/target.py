@@ -44,6 +44,8 @@ class LoweringOptions:
     """True if the iterations of a schedule compute the addresses of slots anew."""
     shared_memory: int = HOPPER_SHARED_MEMORY
     machine: MachineName = "avx2"
+    launches_early: bool = False
+    """True if a GPU's kernels may be launched before the one before has ended."""
 
 
 NO_OPTIONS = LoweringOptions()

@@ -53,6 +53,12 @@ class TileFunctions(InterpreterFunctions):
     ) -> tuple[TerminatorValue, PythonValues]:
         return ReturnedValues(()), ()
 
+    @impl(tile.AwaitKernelsOp)
+    def run_await_kernels(
+        self, interpreter: Interpreter, op: tile.AwaitKernelsOp, args: PythonValues
+    ) -> PythonValues:
+        return ()
+
     @impl(tile.ProgramIdOp)
     def run_program_id(
         self, interpreter: Interpreter, op: tile.ProgramIdOp, args: PythonValues

@@ -203,7 +203,7 @@ class GluonCompiler(TritonCompiler):
         return GluonSource(function, signature)
 
     def options(self, spec: KernelSpec) -> dict[str, Any]:
-        found = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+        found = {"num_warps": spec.num_warps, **self.shared_options(spec)}
         if spec.max_registers is not None:
             found["maxnreg"] = spec.max_registers
         return found

@@ -15,6 +15,7 @@ import torch
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes.targets.target import LoweringOptions
 from flexc.runtime.inputs.options import is_interpreting
+from flexc.runtime.tapes.gpus import HOPPER
 from flexc.runtime.tapes.tape import Loaded
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class GpuTarget(KernelTarget):
             reads="in_place" if is_nvidia else "coalesced",
             widens_bytes=is_nvidia,
             shared_memory=build.shared_memory,
+            launches_early=is_nvidia and (build.capability or 0) >= HOPPER,
         )
 
     def key(self, build: Build) -> tuple[object, ...]:

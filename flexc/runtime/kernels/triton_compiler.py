@@ -244,12 +244,15 @@ class TritonCompiler:
 
     def options(self, spec: KernelSpec) -> dict[str, Any]:
         """Return Triton's options for a kernel."""
-        return {
-            "num_warps": spec.num_warps,
-            "num_stages": spec.num_stages,
-            # Set explicitly, since Triton plans to change the default.
-            "enable_fp_fusion": True,
-        }
+        warps = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+        return {**warps, **self.shared_options(spec)}
+
+    def shared_options(self, spec: KernelSpec) -> dict[str, Any]:
+        """Return the options that kernels of Triton and of Gluon share."""
+        # Set explicitly, since Triton plans to change the default.
+        found = {"enable_fp_fusion": True}
+        # GPUs of other vendors have no such option.
+        return found | {"launch_pdl": True} if spec.launches_early else found
 
     def type_of(self, param: ParamSpec) -> str:
         """Return the type of a parameter in Triton's notation."""

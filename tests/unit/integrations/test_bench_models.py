@@ -19,7 +19,7 @@ def test_families(family: str) -> None:
     register()
     work = Work(length=64, new=4)
     torch.manual_seed(1)
-    models = {system: build(family, system) for system in ("eager", "flexc")}
+    models = {system: build(family, system, work) for system in ("eager", "flexc")}
     given = work.inputs(models["eager"])
     runs = {s: runs_of(model, given, work) for s, model in models.items()}
     for task in runs["eager"]:
