@@ -39,17 +39,22 @@ Callbacks of weak references may run at any time.
 """
 
 _NOT_SYMBOLIC = frozenset(
-    method.__code__
+    id(method.__code__)
     for cls in (torch.SymInt, torch.SymFloat, torch.SymBool)
     for name in ("__repr__", "__str__", "__format__", "__round__")
     if isinstance(method := getattr(cls, name, None), FunctionType)
 )
-"""Methods that print the name of a symbolic number instead of its digits."""
+"""Methods that print the name of a symbolic number instead of its digits.
+
+Code is told apart by its identity: to compute its hash takes longer than the rest of an
+event, of which a trace has thousands.
+"""
 
 _ARITHMETIC = frozenset(
-    getattr(torch.SymFloat, f"__{name}__").__code__ for name in ("add", "radd", "neg")
+    id(getattr(torch.SymFloat, f"__{name}__").__code__)
+    for name in ("add", "radd", "neg")
 )
-"""The code of the operators of symbolic floats: binary, reflected and unary."""
+"""The operators of symbolic floats: binary, reflected and unary."""
 
 _PYTHONS_GENERATOR = random.random.__self__  # pyright: ignore
 """Python's own generator, to which the functions of `random` are bound."""
@@ -65,6 +70,8 @@ class CallWatch:
 
     def __init__(self, codes: Iterable[CodeType]):
         self._read = {inner for code in codes for inner in nested(code)}
+        self._known: dict[int, tuple[CodeType, bool]] = {}
+        """By its identity, code that ran, and True if the walk has read it."""
         self.unread: str | None = None
         """The first function that was called without having been read."""
         self.asks_grad_mode = False
@@ -100,25 +107,41 @@ class CallWatch:
         self.unread = self.unread or what
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_return":
+            return
+        internal = _is_internal_module(frame.f_globals.get("__name__"))
         if event == "c_call":
-            if not _is_internal(frame):
-                self._called(arg, frame)
-            else:
+            if internal:
                 self._asked(arg.__name__, frame)
-        elif event == "call":
-            if not _is_internal(frame):
-                self._entered(frame)
-            elif frame.f_code in _NOT_SYMBOLIC and not _is_internal(frame.f_back):
-                self.wants_numbers = True
-            elif frame.f_code is _APPLY:
-                self.custom_gradient = True
             else:
-                self._asked(frame.f_code.co_name, frame)
-        elif event == "return" and frame.f_code in _ARITHMETIC:
+                self._called(arg, frame)
+        elif event == "call":
+            if internal:
+                self._entered_internal(frame)
+            elif not self._was_read(frame.f_code) and not self._serves_torch(frame):
+                name = frame.f_code.co_qualname
+                self._note(f"{name} ({_where(frame)})")
+        elif event == "return" and id(frame.f_code) in _ARITHMETIC:
             # Terms may cancel, as in `x + 1e16 - 1e16`. The symbolic result is exact,
             # but Python rounds.
             is_symbol = isinstance(arg, torch.SymFloat)
             self.wants_numbers |= is_symbol and arg.node.expr.is_Atom
+
+    def _entered_internal(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if id(code) in _NOT_SYMBOLIC and not _is_internal(frame.f_back):
+            self.wants_numbers = True
+        elif code is _APPLY:
+            self.custom_gradient = True
+        else:
+            self._asked(code.co_name, frame)
+
+    def _was_read(self, code: CodeType) -> bool:
+        """Return True if the walk has read a code object."""
+        known = self._known.get(id(code))
+        if known is None:
+            known = self._known[id(code)] = code, code in self._read
+        return known[1]
 
     def _asked(self, name: str, frame: FrameType) -> None:
         """Note a setting that a mod reads through a function of torch."""
@@ -127,11 +150,6 @@ class CallWatch:
             return
         if not self._serves_torch(caller):
             self._note(f"{name.removeprefix('_get_')}, a setting of torch")
-
-    def _entered(self, frame: FrameType) -> None:
-        code = frame.f_code
-        if code not in self._read and not self._serves_torch(frame):
-            self._note(f"{code.co_qualname} ({_where(frame)})")
 
     def _called(self, function: Any, frame: FrameType) -> None:
         if function is torch.is_grad_enabled:
@@ -147,16 +165,20 @@ class CallWatch:
         while frame.f_back is not None and not _is_internal(frame.f_back):
             frame = frame.f_back
         code = frame.f_code
-        filename = code.co_filename
-        installed = is_installed(filename) or filename == "<string>"
-        is_library = installed or not is_user_file(filename)
-        return is_library and code not in self._read
+        return _is_library(code.co_filename) and not self._was_read(code)
 
 
 def _where(frame: FrameType | None) -> SourceLocation | None:
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame and SourceLocation(frame.f_code.co_filename, frame.f_lineno)
+
+
+@lru_cache(4096)
+def _is_library(filename: str) -> bool:
+    """Return True if a file belongs to Python or to an installed package."""
+    installed = is_installed(filename) or filename == "<string>"
+    return installed or not is_user_file(filename)
 
 
 def _is_internal(frame: FrameType | None) -> bool:

@@ -59,6 +59,7 @@ def mod_location(mod: Any) -> SourceLocation | None:
 
 
 @functools.lru_cache(maxsize=1024)
+@functools.lru_cache(4096)
 def is_user_file(filename: str) -> bool:
     """Return True if a file belongs neither to Python nor to torch, xDSL or flexc."""
     pythons = filename.startswith(_PYTHONS) and not is_installed(filename)
@@ -87,15 +88,21 @@ def error_location(error: BaseException) -> SourceLocation | None:
     return next(filter(None, reversed(lines)), None)
 
 
-def _user_line(frame: FrameType, line: int) -> SourceLocation | None:
+_RUN_NODE = Interpreter.run_node.__code__
+
+
+def _user_line(frame: FrameType, line: int | None = None) -> SourceLocation | None:
     """Return the user's line that a frame runs, None for a library's line.
 
-    For an interpreted graph, such as Dynamo's, return the line that a node came from.
+    `line` is the frame's current line by default. For an interpreted graph, such as
+    Dynamo's, return the line that a node came from.
     """
-    if frame.f_code is Interpreter.run_node.__code__:
+    code = frame.f_code
+    if code is _RUN_NODE:
         return node_location(frame.f_locals["n"])
-    filename = frame.f_code.co_filename
-    return SourceLocation(filename, line) if is_user_file(filename) else None
+    if not is_user_file(code.co_filename):
+        return None
+    return SourceLocation(code.co_filename, frame.f_lineno if line is None else line)
 
 
 def node_location(node: Node) -> SourceLocation | None:
@@ -121,7 +128,7 @@ class RecordLines(TorchFunctionMode):
         frame: FrameType | None = sys._getframe(1)
         where = None
         while frame is not None and where is None:
-            where = _user_line(frame, frame.f_lineno)
+            where = _user_line(frame)
             frame = frame.f_back
         if where is not None:
             fx_traceback.set_stack_trace(

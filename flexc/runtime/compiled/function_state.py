@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -34,33 +32,45 @@ from flexc.frontend.code_facts import (
 from flexc.frontend.walk import Capture, Walk
 from flexc.runtime.inputs.options import Choices
 
-Way = tuple[str, ...]
-
 MAX_TEXT = 80
 """The largest number of characters of a path that an error shows."""
+
+
+class Step:
+    """A step of the path to a value, with the cost of what is reached by it."""
+
+    def __init__(self, before: Step | None = None, text: str = ""):
+        self.before = before
+        self.text = text
+        self.cost = 0
+        self.next: dict[str, Step] = {}
+
+    def to(self, text: str) -> Step:
+        """Return the step to a member."""
+        return self.next.setdefault(text, Step(self, text))
 
 
 class Trail(Walk):
     """A walk that records the path to each value, as a Python expression."""
 
-    def __init__(self, roots: Mapping[int, Way]):
+    def __init__(self, roots: Mapping[int, str]):
+        """Make a walk from values, whose names are given by their ids."""
         super().__init__()
-        self._ways = dict(roots)
-        """The first path to each value, by the value's id."""
+        self._start = Step()
+        self._steps = {
+            i: self._start.to(n) if n else self._start for i, n in roots.items()
+        }
+        """The first step to each value, by the value's id."""
         self._holders: list[Any] = []
         self._members: list[int] = []
         """The number of visited members of each holder."""
-        self._costs: Counter[Way] = Counter()
 
     def spend(self, cost: int) -> None:
-        holder = self._holders[-1] if self._holders else self._owner
-        way = self._ways.get(id(holder), ())
-        self._costs.update(dict.fromkeys(accumulate((w,) for w in way), cost))
+        self._step().cost += cost
         super().spend(cost)
 
     def visit(self, value: Any) -> Any:
-        way = self._way_to(value)
-        self._ways.setdefault(id(value), way)
+        self._steps.setdefault(id(value), self._step_to(value))
         self._holders.append(value)
         self._members.append(0)
         result = super().visit(value)
@@ -68,30 +78,43 @@ class Trail(Walk):
         self._members.pop()
         return result
 
-    def _way_to(self, value: Any) -> Way:
-        holder = self._holders[-1] if self._holders else self._owner
-        way = self._ways.get(id(holder), ())
+    @property
+    def _holder(self) -> Any:
+        return self._holders[-1] if self._holders else self._owner
+
+    def _step(self) -> Step:
+        return self._steps.get(id(self._holder), self._start)
+
+    def _step_to(self, value: Any) -> Step:
+        holder, step = self._holder, self._step()
         match holder:
             case tuple() | list():
                 self._members[-1] += 1
-                return (*way, f"[{self._members[-1] - 1}]")
+                return step.to(f"[{self._members[-1] - 1}]")
             case dict():
-                return (*way, f"[{self.name!r}]")
+                return step.to(f"[{self.name!r}]")
             case FunctionType() if value is holder.__defaults__:
-                return (f"{holder.__name__}.__defaults__",)
+                return self._start.to(f"{holder.__name__}.__defaults__")
             case FunctionType():
-                return (self.name,)
+                return self._start.to(self.name)
             case None | MethodType() | functools.partial():
-                return way
-        return (*way, f"[{self.name}]" if self.name.isdigit() else f".{self.name}")
+                return step
+        return step.to(f"[{self.name}]" if self.name.isdigit() else f".{self.name}")
 
     def heaviest(self, parts: Any) -> str:
         """Return the longest path that holds more than half of the cost of a walk."""
         with suppress(StateError, RecursionError):
             self.run(parts)
-        most = sum(cost for way, cost in self._costs.items() if len(way) == 1) / 2
-        ways = [way for way, cost in self._costs.items() if cost > most]
-        text = "".join(max(ways, key=len, default=()))
+        steps = [self._start]
+        for step in steps:  # The list grows: each step comes after the one before it.
+            steps += step.next.values()
+        for step in reversed(steps[1:]):
+            assert step.before is not None
+            step.before.cost += step.cost
+        text, step = "", self._start
+        half = sum(n.cost for n in step.next.values()) / 2
+        while step := next((n for n in step.next.values() if n.cost > half), None):
+            text += step.text
         return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
@@ -279,11 +302,11 @@ def _too_much(parts: tuple[Any, ...], error: Exception) -> StateError:
     """Return the error for a call that reaches too many objects."""
     fn, args, kwargs = parts
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    roots: dict[int, Way] = {id(fn): () if isinstance(fn, FunctionType) else ("self",)}
-    roots |= {id(value): (key,) for key, value in kwargs.items()}
+    roots = {id(fn): "" if isinstance(fn, FunctionType) else "self"}
+    roots |= {id(value): key for key, value in kwargs.items()}
     with suppress(TypeError, ValueError):
         names = inspect.signature(fn).parameters
-        roots |= {id(v): (n,) for n, v in zip(names, args, strict=False)}
+        roots |= {id(v): n for n, v in zip(names, args, strict=False)}
     what = str(error) if isinstance(error, StateError) else "objects are nested deeply"
     where = _CallTrail(roots).heaviest(parts)
     return StateError(

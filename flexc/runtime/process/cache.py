@@ -301,7 +301,8 @@ def workspace() -> Iterator[Path]:
     """Make a temporary directory within the cache, and remove it at the end."""
     parent = cache_dir()
     with _writing_to(parent):
-        _remove_abandoned(parent)
+        if parent not in _known:  # Once a process.
+            _remove_abandoned(parent)
         path = Path(tempfile.mkdtemp(dir=parent, prefix=UNFINISHED))
         try:
             yield path
