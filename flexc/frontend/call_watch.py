@@ -107,34 +107,35 @@ class CallWatch:
         self.unread = self.unread or what
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        # A trace has thousands of events, nearly all of them of torch's own code.
         if event == "c_return":
             return
+        code = frame.f_code
         internal = _is_internal_module(frame.f_globals.get("__name__"))
         if event == "c_call":
-            if internal:
-                self._asked(arg.__name__, frame)
-            else:
+            if not internal:
                 self._called(arg, frame)
+            elif _asks_state(arg.__name__):
+                self._asked(arg.__name__, frame)
         elif event == "call":
-            if internal:
-                self._entered_internal(frame)
-            elif not self._was_read(frame.f_code) and not self._serves_torch(frame):
-                name = frame.f_code.co_qualname
-                self._note(f"{name} ({_where(frame)})")
-        elif event == "return" and id(frame.f_code) in _ARITHMETIC:
+            if not internal:
+                self._entered(frame)
+            elif id(code) in _NOT_SYMBOLIC:
+                self.wants_numbers |= not _is_internal(frame.f_back)
+            elif code is _APPLY:
+                self.custom_gradient = True
+            elif _asks_state(code.co_name):
+                self._asked(code.co_name, frame)
+        elif event == "return" and id(code) in _ARITHMETIC:
             # Terms may cancel, as in `x + 1e16 - 1e16`. The symbolic result is exact,
             # but Python rounds.
             is_symbol = isinstance(arg, torch.SymFloat)
             self.wants_numbers |= is_symbol and arg.node.expr.is_Atom
 
-    def _entered_internal(self, frame: FrameType) -> None:
+    def _entered(self, frame: FrameType) -> None:
         code = frame.f_code
-        if id(code) in _NOT_SYMBOLIC and not _is_internal(frame.f_back):
-            self.wants_numbers = True
-        elif code is _APPLY:
-            self.custom_gradient = True
-        else:
-            self._asked(code.co_name, frame)
+        if not self._was_read(code) and not self._serves_torch(frame):
+            self._note(f"{code.co_qualname} ({_where(frame)})")
 
     def _was_read(self, code: CodeType) -> bool:
         """Return True if the walk has read a code object."""
@@ -146,7 +147,7 @@ class CallWatch:
     def _asked(self, name: str, frame: FrameType) -> None:
         """Note a setting that a mod reads through a function of torch."""
         caller = frame.f_back
-        if not _asks_state(name) or caller is None or _is_internal(caller):
+        if caller is None or _is_internal(caller):
             return
         if not self._serves_torch(caller):
             self._note(f"{name.removeprefix('_get_')}, a setting of torch")
