@@ -45,13 +45,16 @@ CPU = torch.device("cpu")
 BUILD = build_of(NO_CALL, CPU, "triton")
 
 
-def specs_of(case: str) -> list[KernelSpec]:
+def specs_of(case: str, target: str = "sm90") -> list[KernelSpec]:
+    from tests.codegen.triton_kernels import CAPABILITY, vendor_of
+
     mask_mod = CORPUS[case].factory(2, 2, 2, 256, 256)[1]
     signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, CPU)
     problem = checked_problem((2, 2, 256, 256), 128)
     build = build_for(signature, problem, CPU, "triton")
-    plan = Plan(mods, build)
-    return lower(plan.attention.module, plan.build)
+    plan = Plan(mods, replace(build, capability=CAPABILITY[target]))
+    with vendor_of(target):
+        return lower(plan.attention.module, plan.build)
 
 
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
@@ -59,16 +62,19 @@ def specs_of(case: str) -> list[KernelSpec]:
 def test_compiles(case: str, target: str) -> None:
     from tests.codegen.triton_kernels import compile_spec
 
-    for spec in specs_of(case):
+    for spec in specs_of(case, target):
         assert compile_spec(spec, target).asm
 
 
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
 def test_order_compiles(target: str) -> None:
-    from tests.codegen.triton_kernels import compile_spec
+    from tests.codegen.triton_kernels import CAPABILITY, compile_spec, vendor_of
 
-    assert compile_spec(tables.order_spec(BUILD), target).asm
+    build = replace(BUILD, capability=CAPABILITY[target])
+    with vendor_of(target):
+        spec = tables.order_spec(build)
+    assert compile_spec(spec, target).asm
 
 
 def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,14 +77,16 @@ def stored(kept: torch.dtype, per: str, **options: Any) -> Attention:
     return replace(call, key=key, value=value, scales=Scales(scale, scale))
 
 
-def lower(call: Attention) -> KernelSpec:
+def lower(call: Attention, target: str = "sm90") -> KernelSpec:
     rows = few_rows(call)
     assert rows is not None
     compiled = fold(call, rows, ())[0].compiled().split
     captures = compiled.attention.arguments(call.signature.captures)
     proofs = compiled.proofs(call.query, call.key, captures)
     module = proofs.stated_in(compiled.attention.module)
-    return driver.lower(module, compiled.build, TRITON)
+    build = replace(compiled.build, capability=triton_kernels.CAPABILITY[target])
+    with triton_kernels.vendor_of(target):
+        return driver.lower(module, build, TRITON)
 
 
 CALLS = {
@@ -130,7 +132,7 @@ def test_compiles_for_sm90(name: str, tmp_path: Path) -> None:
 )
 def test_compiles(name: str, target: str) -> None:
     """For GPUs that have no float8_e4m3fn."""
-    assert triton_kernels.compile_spec(lower(CALLS[name]), target).asm
+    assert triton_kernels.compile_spec(lower(CALLS[name], target), target).asm
 
 
 @pytest.mark.parametrize(("q_len", "rows"), [(1, 16), (4, 16), (8, 32), (16, 64)])

@@ -140,7 +140,7 @@ def test_threads_compile_at_the_same_time() -> None:
         for case in ("causal", "alibi", "soft_cap", "sliding_window")
     ]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda s: TRITON.compile(s, 80), specs))
+        found = list(pool.map(lambda s: TRITON.compile(s, HOPPER), specs))
     assert all(kernel.asm["cubin"] for kernel in found)
 
 

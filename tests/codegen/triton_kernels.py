@@ -59,6 +59,8 @@ TARGETS = {
 }
 SHARED_MEMORY = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
 """Bytes that a program may have, as the runtime asks the device."""
+CAPABILITY = {"sm80": 80, "sm90": 90, "sm100": 100, "gfx942": None}
+"""The compute capability of each, as the runtime asks the device."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -130,6 +132,7 @@ def call_of(variant: Variant, split: bool = False) -> tuple[ModuleOp, driver.Bui
         attention.captures_inside = attention.indices_fit = UnitAttr()
     values = {**vars(build), "device": "cuda", "program_rows": variant.program_rows}
     values["shared_memory"] = SHARED_MEMORY[variant.target]
+    values["capability"] = CAPABILITY[variant.target]
     return module, driver.Build(**values)
 
 
