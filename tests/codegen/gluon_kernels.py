@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from triton import knobs
-
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.gluon_compiler import GLUON, assembler_log
 from flexc.runtime.kernels.schedules import OVERLAP, Schedule
-from tests.codegen.triton_kernels import Variant, call_of
+from tests.codegen.triton_kernels import Variant, call_of, sass_of
 
 HOPPER = 90
 
@@ -28,15 +25,7 @@ class Compiled:
 
     def sass(self, path: Path) -> str:
         """The machine code, as text."""
-        (path / "kernel.cubin").write_bytes(self.kernel.asm["cubin"])
-        done = subprocess.run(
-            [knobs.nvidia.cuobjdump.path, "-sass", "kernel.cubin"],
-            cwd=path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
+        return sass_of(self.kernel, path)
 
 
 @cache

@@ -15,7 +15,7 @@ from flexc.codegen.gluon.ptxas import problems
 from flexc.errors import ScheduleError
 from flexc.runtime.kernels.schedules import SIMPLE
 from tests.codegen.gluon_kernels import compiled, lower
-from tests.codegen.triton_kernels import Variant, has_mask
+from tests.codegen.triton_kernels import Variant, has_mask, waits_first
 from tests.support.corpus import CORPUS
 
 SOME = [
@@ -64,7 +64,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 def test_products_overlap_and_nothing_spills(variant: Variant, tmp_path: Path) -> None:
     kernel = compiled(variant)
     assert problems(kernel.log) == []
-    assert "HGMMA" in kernel.sass(tmp_path)
+    sass = kernel.sass(tmp_path)
+    assert "HGMMA" in sass
+    assert waits_first(sass)
 
 
 CROWDS = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,12 @@ from flexc.runtime.kernels.schedules import (
     Schedule,
 )
 from tests.codegen import gluon_kernels, triton_kernels
-from tests.codegen.triton_kernels import Variant, spilled_bytes
+from tests.codegen.triton_kernels import (
+    Variant,
+    sass_of,
+    spilled_bytes,
+    waits_first,
+)
 
 CASES = [
     Variant("dense", "sm90", head_dim=128),
@@ -28,14 +31,6 @@ CASES = [
 ]
 
 
-def assert_waits_first(kernel: Any) -> None:
-    """Assert that a kernel is launched early, and first waits for earlier ones."""
-    before, wait, _ = kernel.asm["ptx"].partition("griddepcontrol.wait;")
-    assert wait
-    assert kernel.metadata.launch_pdl
-    assert not re.search(r"\b(ld|st)\.(global|volatile)|cp\.async|atom|red\.", before)
-
-
 def lower(variant: Variant, schedule: Schedule) -> KernelSpec:
     module, build = triton_kernels.call_of(variant, split=True)
     return driver.lower(module, build, schedule)
@@ -43,10 +38,11 @@ def lower(variant: Variant, schedule: Schedule) -> KernelSpec:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("variant", CASES, ids=str)
-def test_with_roles(variant: Variant) -> None:
+def test_with_roles(variant: Variant, tmp_path: Path) -> None:
     compiled = gluon_kernels.compile_spec(lower(variant, OVERLAP))
     assert problems(compiled.log) == []
-    assert_waits_first(compiled.kernel)
+    assert waits_first(compiled.sass(tmp_path))
+    assert compiled.kernel.metadata.launch_pdl
 
 
 @pytest.mark.timeout(600)
@@ -64,4 +60,5 @@ def test_combining(head_dim: int, tmp_path: Path) -> None:
     spec = driver.lower(build_combine_module(build.call), build, TRITON)
     compiled = triton_kernels.compile_spec(spec, "sm90")
     assert spilled_bytes(compiled.asm["ptx"], tmp_path) == 0
-    assert_waits_first(compiled)
+    assert waits_first(sass_of(compiled, tmp_path))
+    assert compiled.metadata.launch_pdl

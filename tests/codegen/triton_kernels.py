@@ -15,6 +15,7 @@ import pytest
 import torch
 import triton
 from torch.nn.attention.flex_attention import create_block_mask
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
@@ -168,6 +169,32 @@ def compile_spec(spec: KernelSpec, target: str) -> Any:
     )
     options = TRITON.options(spec)
     return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def sass_of(kernel: Any, path: Path) -> str:
+    """The machine code of a kernel of Triton's, as text."""
+    (path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+    done = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "-sass", "kernel.cubin"],
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+ACCESS = re.compile(r"\b(LD|LDG|LDGSTS|UTMALDG|UBLKCP|ST|STG|ATOM|ATOMG|RED)[. ]")
+"""Instructions that read or write global memory."""
+
+
+def waits_first(sass: str) -> bool:
+    """Whether a kernel waits for earlier kernels before it accesses memory.
+
+    Captured tensors are read by instructions that compilers may move.
+    """
+    before, wait, _ = sass.partition("ACQBULK")
+    return bool(wait) and ACCESS.search(before) is None
 
 
 def spilled_bytes(ptx: str, path: Path) -> int:
