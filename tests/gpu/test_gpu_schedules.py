@@ -277,6 +277,46 @@ def test_streams() -> None:
     assert got.out.equal(attend(qkv, mods, "overlap").out)
 
 
+def chain(length: int, waits: bool, device: str = "cuda") -> Tensor:
+    """Calls that read what the kernel before them wrote, and the reverse."""
+
+    def wait() -> None:
+        if waits:
+            torch.cuda.synchronize()
+
+    torch.manual_seed(0)
+    x, noise = (torch.randn(1, 8, length, 64).to(device, BF16) for _ in range(2))
+    bias = torch.zeros(8, device=device)
+    attention: Any = flexc.flex_attention
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + bias[h] * (i - j)
+
+    for step in range(40):
+        bias.copy_(torch.full_like(bias, (step % 5 - 2) / 50))
+        wait()
+        x.copy_(attention(x, x, x, score))
+        wait()
+        x[:, :, :1] = attention(x[:, :, :1], x, x, score)
+        wait()
+        q = x.clone().requires_grad_()
+        options = {"deterministic": True}
+        out = attention(q, x, x, score, kernel_options=options)
+        wait()
+        (grad,) = torch.autograd.grad(out, q, x)
+        wait()
+        x.add_(grad).add_(noise.roll(step, 2)).clamp_(-3, 3)
+        wait()
+    return x
+
+
+@pytest.mark.parametrize("length", [100, 128, 1000, 4096])
+def test_kernels_that_start_early_read_what_was_written(length: int) -> None:
+    expected = chain(length, waits=True)
+    assert expected.isfinite().all()
+    assert torch.equal(chain(length, waits=False), expected)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_devices() -> None:
     sizes = Sizes()
