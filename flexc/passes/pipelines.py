@@ -342,7 +342,8 @@ class FlexcToTritonPass(_Pipeline):
 
     `tanh` chooses the computation of tanh, see tile-expand-math. `f32_precision`
     chooses the precision of products of fp32 tiles. `reads` chooses if gathers stay in
-    the layout of the scores, see tile-read-in-place.
+    the layout of the scores, see tile-read-in-place. `launches_early` adds
+    tile-launch-early.
     """
 
     name = "flexc-to-triton"
@@ -350,9 +351,15 @@ class FlexcToTritonPass(_Pipeline):
     tanh: Tanh = "exact"
     f32_precision: F32Precision = "ieee"
     reads: Reads = "coalesced"
+    launches_early: bool = False
 
     def passes(self) -> Passes:
-        options = LoweringOptions(self.tanh, self.f32_precision, self.reads)
+        options = LoweringOptions(
+            self.tanh,
+            self.f32_precision,
+            self.reads,
+            launches_early=self.launches_early,
+        )
         convert = self.convert("triton")
         return (*to_blocksparse(convert), *to_tile("triton"), *to_triton(options))
 
@@ -362,7 +369,7 @@ class FlexcToGluonPass(_Pipeline):
     """The pipeline from flex.attention to the input of `-t gluon`.
 
     With `overlap`, products run while the softmax of another block is computed. With
-    `recomputes`, see tile-recompute-slots. `tanh` and `reads` are those of
+    `recomputes`, see tile-recompute-slots. The other options are those of
     flexc-to-triton.
     """
 
@@ -372,6 +379,7 @@ class FlexcToGluonPass(_Pipeline):
     reads: Reads = "coalesced"
     overlap: bool = True
     recomputes: bool = False
+    launches_early: bool = False
 
     def passes(self) -> Passes:
         options = LoweringOptions(
@@ -380,6 +388,7 @@ class FlexcToGluonPass(_Pipeline):
             overlap=self.overlap,
             recomputes=self.recomputes,
             shared_memory=self.shared_memory,
+            launches_early=self.launches_early,
         )
         convert = replace(self.convert("gluon"), overlap=self.overlap)
         return (*to_blocksparse(convert), *to_tile("gluon"), *to_gluon(options))

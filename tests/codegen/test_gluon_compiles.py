@@ -64,9 +64,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 def test_products_overlap_and_nothing_spills(variant: Variant, tmp_path: Path) -> None:
     kernel = compiled(variant)
     assert problems(kernel.log) == []
-    sass = kernel.sass(tmp_path)
-    assert "HGMMA" in sass
-    assert waits_first(sass)
+    assert "HGMMA" in kernel.sass(tmp_path)
+    assert waits_first(kernel.kernel.asm["ptx"])
 
 
 CROWDS = [

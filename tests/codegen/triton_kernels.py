@@ -184,17 +184,22 @@ def sass_of(kernel: Any, path: Path) -> str:
     return done.stdout
 
 
-ACCESS = re.compile(r"\b(LD|LDG|LDGSTS|UTMALDG|UBLKCP|ST|STG|ATOM|ATOMG|RED)[. ]")
-"""Instructions that read or write global memory."""
+WAIT = re.compile(r"griddepcontrol\.wait|ACQBULK")
+ACCESS = re.compile(
+    r"\b(ld|st)\.(global|volatile)|cp\.async|\b(atom|red)\."
+    r"|\b(LDG|STG|LDGSTS|ATOMG?|RED|UTMALDG|UTMASTG|UBLKCP)\b"
+)
+"""Instructions that access a GPU's memory, in PTX and in machine code."""
 
 
-def waits_first(sass: str) -> bool:
+def waits_first(code: str) -> bool:
     """Whether a kernel waits for earlier kernels before it accesses memory.
 
-    Captured tensors are read by instructions that compilers may move.
+    The code is PTX or machine code. ptxas may have moved reads in the latter, but that
+    of a kernel with roles may begin with a role, which runs later.
     """
-    before, wait, _ = sass.partition("ACQBULK")
-    return bool(wait) and ACCESS.search(before) is None
+    before, *after = WAIT.split(code, maxsplit=1)
+    return bool(after) and not ACCESS.search(before)
 
 
 def spilled_bytes(ptx: str, path: Path) -> int:

@@ -3,7 +3,8 @@
 `diagonals` and `add_to` compute the tile ops of these names.
 
 `read_*` loads one element for each pointer, in the layout of the pointers. The loads go
-through the non-coherent cache, because a kernel does not write its captures.
+through the non-coherent cache, because a kernel does not write its captures, nor does
+an earlier kernel once `await_kernels` has returned.
 """
 
 # pyright: basic
@@ -44,15 +45,7 @@ def add_to(pointers, tile):
 @triton.jit
 def await_kernels():
     """Wait until the kernels that were launched before this one have ended."""
-    # The instruction has no result, but Triton's function must have one.
-    tl.inline_asm_elementwise(
-        "griddepcontrol.wait; // $0",
-        "=r",
-        [],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    tl.extra.cuda.gdc_wait()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @triton.jit

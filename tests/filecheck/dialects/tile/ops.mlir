@@ -12,6 +12,8 @@ tile.kernel @arguments(%q : tensor<?x?x?x64xbf16> #tile.param<argument 0>,
                        %u : i64 #tile.param<stride 0, 2 / 8>)
     grid affine_map<(b, h, q_len) -> (q_len ceildiv 64, h, b)>
     attributes {num_warps = 4 : i32} {
+  // CHECK-NEXT: tile.await_kernels
+  tile.await_kernels
   // CHECK-NEXT: %m = tile.program_id 0
   %m = tile.program_id 0
   // CHECK-NEXT: %q_len = tile.dim %q, 2 : tensor<?x?x?x64xbf16> -> i32
