@@ -120,12 +120,13 @@ class Work:
 
 def build(family: str, system: str, work: Work) -> Any:
     """Return a family's model with a system's attention."""
-    name, config_name, options = FAMILIES[family]
-    config = getattr(transformers, config_name)(**work.config(options))
+    name, config_name, size = FAMILIES[family]
+    config = getattr(transformers, config_name)(**work.config(size))
     torch.manual_seed(0)
     cls = getattr(transformers, name)
-    model = cls._from_config(config, attn_implementation=system).eval()
-    return model.to(work.device, work.dtype)
+    # A cast of the model would round the frequencies of its rotations too.
+    options = {"attn_implementation": system, "dtype": work.dtype}
+    return cls._from_config(config, **options).eval().to(work.device)
 
 
 def runs_of(model: Any, given: dict[str, Any], work: Work) -> dict[str, Run]:

@@ -105,8 +105,8 @@ def interleaved_gpu_medians(
 
 def wait(device: str) -> None:
     """Until the device has done what it was given."""
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def turns(runs: Mapping[str, Run], rounds: int, budget: float) -> Iterator[str]:

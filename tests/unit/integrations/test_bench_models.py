@@ -35,3 +35,9 @@ def test_families(family: str) -> None:
         for model in models.values()
     ]
     torch.testing.assert_close(grads[1], grads[0], atol=1e-4, rtol=1e-3)
+
+
+def test_frequencies_of_rotations_are_fp32() -> None:
+    model = build("Llama", "eager", Work(dtype=torch.bfloat16))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
