@@ -58,7 +58,6 @@ def mod_location(mod: Any) -> SourceLocation | None:
     return SourceLocation(code.co_filename, code.co_firstlineno)
 
 
-@functools.lru_cache(maxsize=1024)
 @functools.lru_cache(4096)
 def is_user_file(filename: str) -> bool:
     """Return True if a file belongs neither to Python nor to torch, xDSL or flexc."""

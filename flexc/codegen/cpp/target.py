@@ -38,7 +38,6 @@ from flexc.passes.targets.target import LoweringOptions
 
 # Words that emitted C++ cannot use as names of values.
 
-
 _KEYWORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl
 const constexpr continue decltype default delete do double else enum explicit export
