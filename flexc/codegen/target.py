@@ -44,6 +44,8 @@ class Target(target.Target):
             for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
         )
         grid, options = str(kernel.grid), self.launch_options(kernel)
+        ops = kernel.body.block.ops
+        options["launches_early"] = any(isinstance(o, tile.AwaitKernelsOp) for o in ops)
         return KernelSpec(self.name, entry, params, grid, stream.getvalue(), **options)
 
     def launch_options(self, kernel: tile.KernelOp) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def test_streams() -> None:
     assert got.out.equal(attend(qkv, mods, "overlap").out)
 
 
-def chain(length: int, waits: bool, device: str = "cuda") -> Tensor:
+def chain(length: int, waits: bool) -> Tensor:
     """Calls that read what the kernel before them wrote, and the reverse."""
 
     def wait() -> None:
@@ -285,8 +285,8 @@ def chain(length: int, waits: bool, device: str = "cuda") -> Tensor:
             torch.cuda.synchronize()
 
     torch.manual_seed(0)
-    x, noise = (torch.randn(1, 8, length, 64).to(device, BF16) for _ in range(2))
-    bias = torch.zeros(8, device=device)
+    x, noise = (torch.randn(1, 8, length, 64).to("cuda", BF16) for _ in range(2))
+    bias = torch.zeros(8, device="cuda")
     attention: Any = flexc.flex_attention
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

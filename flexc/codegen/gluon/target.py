@@ -22,11 +22,7 @@ from xdsl.utils.hints import isa
 
 from flexc.codegen.target import Target
 from flexc.codegen.triton.scalar_rules import GLUON, Language
-from flexc.codegen.triton.tile_printer import (
-    TilePrinter,
-    integer_attribute,
-    launches_early,
-)
+from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
 from flexc.dialects import tile
 from flexc.dialects.tile import (
     AlongAttr,
@@ -462,5 +458,4 @@ class GluonTarget(Target):
         return {
             "num_warps": roles[0].warps.value.data if roles else None,
             "max_registers": integer_attribute(kernel, "max_registers"),
-            "launches_early": launches_early(kernel),
         }

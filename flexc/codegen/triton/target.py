@@ -14,11 +14,7 @@ from xdsl.passes import ModulePass
 
 from flexc.codegen.target import Target
 from flexc.codegen.triton.scalar_rules import TRITON, Language
-from flexc.codegen.triton.tile_printer import (
-    TilePrinter,
-    integer_attribute,
-    launches_early,
-)
+from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
 from flexc.dialects import tile
 from flexc.errors import refuse
 from flexc.passes import pipelines
@@ -124,5 +120,4 @@ class TritonTarget(Target):
             "num_warps": integer_attribute(kernel, "num_warps"),
             "num_stages": integer_attribute(kernel, "num_stages"),
             "copied_ahead": copied_ahead(kernel),
-            "launches_early": launches_early(kernel),
         }

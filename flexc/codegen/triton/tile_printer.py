@@ -57,11 +57,6 @@ def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
     return attr.value.data if isinstance(attr, IntegerAttr) else None
 
 
-def launches_early(kernel: tile.KernelOp) -> bool:
-    """Return True if a kernel waits for the kernels before it."""
-    return any(isinstance(op, tile.AwaitKernelsOp) for op in kernel.body.block.ops)
-
-
 class TilePrinter(PythonPrinter):
     """A printer of a kernel in a language with Triton's functions."""
 

@@ -29,7 +29,13 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure, SymbolOpInterface
+from xdsl.traits import (
+    HasParent,
+    IsolatedFromAbove,
+    IsTerminator,
+    Pure,
+    SymbolOpInterface,
+)
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
@@ -162,6 +168,7 @@ class AwaitKernelsOp(IRDLOperation):
     """
 
     name = "tile.await_kernels"
+    traits = traits_def(HasParent(KernelOp))
     assembly_format = "attr-dict"
 
 

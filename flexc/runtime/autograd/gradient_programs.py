@@ -249,11 +249,10 @@ class Launch:
         heads = point.sizes.batch, point.sizes.heads
         if result.kind == SumKind.COLUMN_MATRIX:
             assert self.key is not None
-            rows = args[self.key]
-            if sizes[0] == 1 and rows.is_cuda:
-                # The only part becomes the gradient. A CPU adds faster to dense rows.
-                return like_rows(rows, result.dim, result.dtype).zero_()[None]
-            shape = (sizes[0], *rows.shape[:3], result.dim)
+            shape = (sizes[0], *args[self.key].shape[:3], result.dim)
+            if sizes[0] == 1:  # The only part is the sum.
+                options: Any = {"dtype": result.dtype, "device": point.device}
+                return torch.zeros(shape[1:], **options)[None]
         elif result.kind == SumKind.DIAGONAL:
             shape = self.diagonals(*heads, sizes, point.sizes)
         else:

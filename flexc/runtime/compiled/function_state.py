@@ -66,7 +66,10 @@ class Trail(Walk):
         """The number of visited members of each holder."""
 
     def spend(self, cost: int) -> None:
-        self._step().cost += cost
+        step: Step | None = self._step()
+        while step is not None:
+            step.cost += cost
+            step = step.before
         super().spend(cost)
 
     def visit(self, value: Any) -> Any:
@@ -105,12 +108,6 @@ class Trail(Walk):
         """Return the longest path that holds more than half of the cost of a walk."""
         with suppress(StateError, RecursionError):
             self.run(parts)
-        steps = [self._start]
-        for step in steps:  # The list grows: each step comes after the one before it.
-            steps += step.next.values()
-        for step in reversed(steps[1:]):
-            assert step.before is not None
-            step.before.cost += step.cost
         text, step = "", self._start
         half = sum(n.cost for n in step.next.values()) / 2
         while step := next((n for n in step.next.values() if n.cost > half), None):

@@ -922,3 +922,8 @@ tile.kernel @live_rows(%t : tensor<?x64xf32> #tile.param<argument 0>,
 %x = "test.op"() : () -> !tile.tile<8x8xf32>
 // CHECK: beside expects a register tile of a matrix unit
 %d = tile.register_product %x, %x by <4 x 1> beside : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+
+// -----
+
+// CHECK: 'tile.await_kernels' expects parent op 'tile.kernel'
+tile.await_kernels
