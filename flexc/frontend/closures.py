@@ -43,12 +43,14 @@ from flexc.frontend.code_facts import (
     MISSING,
     code_facts,
     exact,
+    is_protocol,
     is_trusted,
     is_trusted_module,
     own_attributes,
     trusted,
+    trusted_class,
 )
-from flexc.frontend.walk import Capture, Mod, Walk
+from flexc.frontend.walk import Capture, Mod, Walk, class_key
 
 
 class Rebuild(Walk):
@@ -152,20 +154,23 @@ def _copy_object(value: Any) -> Any:
     return copy
 
 
-NO_MOD = exact(None)
-
 CONSTANTS = frozenset({*BY_VALUE, int, float})
-"""Types of members of modules that are keyed by their values."""
+"""Types that are keyed by their values, of numbers only those in modules."""
 
 Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 """A key and the captures."""
 
 
+MOST_PARTS = 64
+"""The longest tuple that `read_plain` reads."""
+
+
 def read_plain(mods: Sequence[Mod | None]) -> Found | None:
     """Return the key and captures of mods, None if they are not plain functions.
 
-    This is a short path for functions that read only tensors, numbers and torch's
-    functions, as most mods do. The result equals that of `Walk`.
+    This is a short path for functions that read only tensors, numbers, torch's
+    functions and other such functions, as most mods do. The result equals that of
+    `Walk`.
     """
     # Quotients of positions have the default dtype.
     key: list[Any] = [torch.get_default_dtype()]
@@ -174,43 +179,44 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
     seen: dict[int, int] = {}
     modules: list[ModuleType] = []
     attributes: frozenset[str] = frozenset()
-    for mod in mods:
-        if mod is None:
-            key.append(NO_MOD)
-            continue
-        if type(mod) is not FunctionType or id(mod) in seen:
-            return None
-        if mod.__defaults__ or mod.__kwdefaults__ or mod.__dict__ or is_trusted(mod):
-            return None
-        code = mod.__code__
-        facts = code_facts(code)
-        if not facts.is_plain:
-            return None
-        key.append(code)
-        seen[id(mod)] = len(seen)
-        if facts.attributes:
-            attributes = (
-                attributes | facts.attributes if attributes else facts.attributes
-            )
-        for value in _values_of(mod, facts.globals):
-            kind = type(value)
-            if kind is Tensor:
-                if not _add_tensor(value, key, captures, slots):
-                    return None
-            elif kind is int or kind is float:
-                bounded = INT64_MIN <= value <= INT64_MAX
-                if not bounded or len(captures) >= MAX_NUMBERS:
-                    return None
-                key.append(kind)
-                captures.append(value)
-            elif kind is not ModuleType:
+    pending: list[Any] = [*reversed(mods)]
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if kind is Tensor:
+            if not _add_tensor(value, key, captures, slots):
                 return None
-            elif id(value) in seen:
-                key.append(seen[id(value)])
-            else:
-                key.append(value)
-                seen[id(value)] = len(seen)
-                modules.append(value)
+        elif kind is int or kind is float:
+            bounded = INT64_MIN <= value <= INT64_MAX
+            if not bounded or len(captures) >= MAX_NUMBERS:
+                return None
+            key.append(kind)
+            captures.append(value)
+        elif kind in CONSTANTS:
+            key.append(exact(value))
+        elif kind is tuple:
+            if len(value) > MOST_PARTS:
+                return None
+            key.append((tuple, len(value)))
+            pending += reversed(value)
+        elif kind is not FunctionType and kind is not ModuleType:
+            return None
+        elif (place := seen.get(id(value))) is not None:
+            key.append(place)
+        elif kind is ModuleType:
+            key.append(value)
+            seen[id(value)] = len(seen)
+            modules.append(value)
+        else:
+            if value.__defaults__ or value.__kwdefaults__ or value.__dict__:
+                return None
+            facts = code_facts(value.__code__)
+            if not facts.is_plain or is_trusted(value):
+                return None
+            key.append(value.__code__)
+            seen[id(value)] = len(seen)
+            attributes |= facts.attributes
+            pending += reversed(_values_of(value, facts.globals))
     for module in modules:
         if (members := _members_of(module, attributes)) is None:
             return None
@@ -280,6 +286,10 @@ def _members_of(module: ModuleType, names: frozenset[str]) -> list[Any] | None:
     for name, member in members:
         if type(member) in CONSTANTS:
             part += name, exact(member)
+        elif type(member) is type and trusted_class(member):
+            part += name, class_key(member)
+            if member in DYNAMIC_CALLABLES or is_protocol(member):
+                return None
         elif member is not MISSING:
             part += name, member
             if not _is_constant(member):

@@ -67,6 +67,11 @@ Capture = torch.Tensor | int | float
 Mod = Callable[..., Any]
 
 
+def class_key(value: type) -> tuple[str, type]:
+    """Return the key of a class. A number's type alone is the number's key."""
+    return "class", value
+
+
 class Walk:
     """A walk over mods. Each `visit` returns the value, or a copy in `Rebuild`."""
 
@@ -84,6 +89,8 @@ class Walk:
         self.met_twice = False
         """True if a value was visited twice, of which a rebuild makes two copies."""
         self._containers: set[int] = set()
+        self._entered: set[int] = set()
+        """Containers that are being visited."""
         self._slots: dict[int, int] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
         self._objects: list[tuple[Any, Any, bool, set[str]]] = []
@@ -311,16 +318,16 @@ class Walk:
 
     def _enter(self, container: Any) -> bool:
         """Mark a container as being visited. Return False if it contains itself."""
-        if self._seen.setdefault(id(container), (-1, container))[0] == -2:
+        if id(container) in self._entered:
             self.sound = False
             return False
-        self._seen[id(container)] = (-2, container)
+        self._entered.add(id(container))
         self.met_twice |= id(container) in self._containers and bool(container)
         self._containers.add(id(container))
         return True
 
     def _leave(self, container: Any, parts: Any) -> Any:
-        del self._seen[id(container)]
+        self._entered.discard(id(container))
         return self.remake(container, parts)
 
     def partial(self, value: functools.partial[Any]) -> Any:
@@ -359,7 +366,7 @@ class Walk:
     def cls(self, value: type, used: bool = True) -> Any:
         # Code that the walk does not read checks the members of a protocol.
         self.sound &= value not in DYNAMIC_CALLABLES and not is_protocol(value)
-        key = ("class", value)  # A number's type alone is the number's key.
+        key = class_key(value)
         if trusted_class(value):
             self.by_identity(key)
             return value

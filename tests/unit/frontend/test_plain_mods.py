@@ -36,6 +36,27 @@ def of_cells(*values: Any) -> Callable[..., Any]:
     return mask
 
 
+def shifted(mask: Callable[..., Any], offset: int) -> Callable[..., Any]:
+    return lambda b, h, q, k: mask(b, h, q + offset, k)
+
+
+def all_of(*masks: Callable[..., Any]) -> Callable[..., Any]:
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        result = q.new_ones((), dtype=torch.bool)
+        for each in masks:
+            result = result & each(b, h, q, k).to(result.device)
+        return result
+
+    return mask
+
+
+def repeated(count: int) -> Callable[..., Any]:
+    def mask(b: Any, h: Any, q: Any, k: Any, left: int) -> Any:
+        return q >= k if left == 0 else mask(b, h, q + 1, k, left - 1)
+
+    return lambda b, h, q, k: mask(b, h, q, k, count)
+
+
 def mods() -> dict[str, tuple[Any, Any]]:
     table, other = torch.randn(2, 3), torch.randn(4)
     return {
@@ -48,6 +69,15 @@ def mods() -> dict[str, tuple[Any, Any]]:
         "shared-tensors": (of_cells(table, 1, other), of_cells(other, 1.0, table)),
         "strides": (None, of_cells(table.mT, table[:, ::2], torch.tensor(2))),
         "integers": (None, of_cells(torch.arange(3), torch.ones(2).bool(), 1)),
+        "constants": (None, of_cells(True, None, torch.float16)),
+        "functions": (None, shifted(of_cells(table, 1, 2), 3)),
+        "functions-twice": (of_globals, all_of(causal, shifted(causal, 2), causal)),
+        "modules-within": (
+            None,
+            all_of(of_cells(1, 2, 3), lambda b, h, q, k: torch.exp2(q) > math.e),
+        ),
+        "itself": (None, repeated(2)),
+        "tuples": (None, of_cells((1, (table, 2.0)), (), (causal, 1))),
     }
 
 
@@ -100,14 +130,15 @@ with_an_attribute.width = 3  # pyright: ignore[reportFunctionMemberAccess]
         of_a_builtin,
         of_a_class,
         with_an_attribute,
-        of_cells(True, 1, 2),
         of_cells(2**70, 1, 2),
         of_cells(math.inf, 1, 2),
         of_cells(math.nan, 1, 2),
         of_cells([1], 1, 2),
         of_cells(torch.nn.Parameter(torch.ones(2)), 1, 2),
         of_cells(torch.ones(2).to_sparse(), 1, 2),
-        of_cells(causal, 1, 2),
+        of_cells(with_default, 1, 2),
+        of_cells(noop_mask, 1, 2),
+        of_cells(tuple(range(100)), 1, 2),
         noop_mask,
         max,
     ],
