@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flexc.distributed.layouts import Layout, Runs, count, overlap, places, union
 from flexc.errors import DistributedError, GradientError, did_you_mean
 from flexc.runtime.attention.call import Attention
+from flexc.runtime.inputs.tensor_facts import sum_dtype
 from flexc.runtime.inputs.wrappers import plain
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
@@ -263,7 +264,7 @@ class Moves:
         arriving = tuple(run for runs in self.received for run in runs)
         covered = count(union(arriving))
         adds = covered < count(arriving)
-        wide = torch.promote_types(own.dtype, torch.float32) if adds else own.dtype
+        wide = sum_dtype(own.dtype) if adds else own.dtype
         make = own.new_zeros if adds or covered < self.rows[1] else own.new_empty
         found = make((self.rows[1], *own.shape[1:]), dtype=wide)
         arrived = self._exchange(own, None if adds else found)
@@ -471,7 +472,7 @@ class Summing(torch.autograd.Function):
         ctx.group = group
         found: list[Tensor] = []
         for tensor in tensors:
-            wide = torch.promote_types(tensor.dtype, torch.float32)
+            wide = sum_dtype(tensor.dtype)
             total = tensor.to(wide, copy=True, memory_format=torch.contiguous_format)
             with exchange(group):
                 dist.all_reduce(total, group=group)

@@ -26,6 +26,7 @@ from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
 from flexc.runtime.autograd.functions import resolve_tables
 from flexc.runtime.autograd.template import INPUTS, Template, split
+from flexc.runtime.inputs.tensor_facts import sum_dtype
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Merged:
 
     def __init__(self, query: Tensor, value_dim: int):
         rows = query.shape[:3]
-        self.dtype = torch.promote_types(query.dtype, torch.float32)
+        self.dtype = sum_dtype(query.dtype)
         self.out = query.new_zeros((*rows, value_dim), dtype=self.dtype)
         self.log_sum = query.new_full(rows, -math.inf, dtype=torch.float64)
 
@@ -320,7 +321,7 @@ class RingBackward:
         if d_lse is not None and ctx.has_rest:
             d_lse = torch.stack([d_lse, torch.zeros_like(d_lse)], 1)
         self.d_out, self.d_lse = d_out, d_lse
-        self.dtype = torch.promote_types(self.tensors[0].dtype, torch.float32)
+        self.dtype = sum_dtype(self.tensors[0].dtype)
         self.sums: list[Tensor | None] = [None] * count
 
     def run(self) -> list[Tensor | None]:

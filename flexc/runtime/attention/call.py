@@ -26,6 +26,7 @@ from flexc.runtime.inputs.tensor_facts import (
     check_strides,
     largest_offset,
     max_length,
+    sum_dtype,
 )
 from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
@@ -272,7 +273,7 @@ class Attention:
 
     @property
     def score_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.query.dtype, torch.float32)
+        return sum_dtype(self.query.dtype)
 
     def build(self) -> Build:
         query, key, value = self.query, self.key, self.value

@@ -103,10 +103,9 @@ def rows_of_blocks(call: Attention, rows: tuple[int, int]) -> int:
 
 
 def folded_rows(tensor: Tensor, heads: int) -> Tensor:
-    """View (B, G * heads, Sq, ...) as (B, heads, G * Sq, ...)."""
-    if tensor.size(2) == 1:
-        return tensor.squeeze(2).unflatten(1, (heads, -1))
-    return tensor.unflatten(1, (heads, -1)).flatten(2, 3)
+    """Return (B, G * heads, Sq, ...) as (B, heads, G * Sq, ...), a view if possible."""
+    batch, all_heads, queries, *rest = tensor.shape
+    return tensor.reshape(batch, heads, all_heads // heads * queries, *rest)
 
 
 def fold_tables(tables: Tables, heads: int, rows: int) -> Tables:

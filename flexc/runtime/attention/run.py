@@ -20,6 +20,7 @@ from flexc.passes.flex.convert_flex_to_blocksparse import has_band
 from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, hand_back
 from flexc.runtime.inputs.arguments import Outputs, Results
+from flexc.runtime.inputs.tensor_facts import sum_dtype
 from flexc.runtime.kernels.driver import Compiled
 from flexc.runtime.kernels.proofs import Proofs
 from flexc.runtime.tapes.gpus import multiprocessors
@@ -124,7 +125,7 @@ def allocate(query: Tensor, value: Tensor, outputs: Outputs) -> Results:
     """Return uninitialised results. `out` has the memory layout of the query."""
     out = like_rows(query, value.size(3), query.dtype)
     batch, heads, q_len = shape = query.shape[:3]
-    dtype = torch.promote_types(query.dtype, torch.float32)
+    dtype = sum_dtype(query.dtype)
     pair = (batch, *(2,) * outputs.lse_rest, heads, q_len)
     lse, max_scores = (
         torch.empty(rows, dtype=dtype, device=query.device) if wanted else None
@@ -241,7 +242,7 @@ def _launch_split(
     assert out is not None
     b, h, q_len, value_dim = out.shape
     rows = (splits * b, h, q_len)
-    dtype = torch.promote_types(out.dtype, torch.float32)
+    dtype = sum_dtype(out.dtype)
     options: Any = {"dtype": dtype, "device": out.device}
     parts = [torch.empty(s, **options) for s in ((*rows, value_dim), rows, rows)]
     compiled.split.kernel(proofs).run(*rows, [*args, splits, *parts])

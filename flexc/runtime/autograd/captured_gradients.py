@@ -21,6 +21,7 @@ from torch import Tensor
 from flexc.passes.scalar.captured_reads import CapturedRead
 from flexc.passes.scalar.variation import NOTHING, Along
 from flexc.runtime.autograd.captured_places import AXES, Chunk, Places, Site, Sizes
+from flexc.runtime.inputs.tensor_facts import sum_dtype
 
 MAX_PLACES = 1 << 21
 """The number of places evaluated at a time. Some twenty numbers of 8 bytes are alive
@@ -279,7 +280,7 @@ class CapturedGradient:
     ):
         self.dtype, self.site = tensor.dtype, Site(sizes, captures, tensor.device)
         self.deterministic = deterministic
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = sum_dtype(dtype)
         self.total = torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
         self.spreads: dict[Scatter, Spread] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ def check_strides(*tensors: Tensor) -> None:
                 f"to {MAX_TILE_STRIDE} elements, got strides {tensor.stride()}; make "
                 "them contiguous"
             )
+
+
+@cache
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of scores and sums of a dtype: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def has_unit_stride(tensor: Tensor) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -79,9 +81,10 @@ class Loaded(Protocol):
 
 
 LITERALS = frozenset({int, bool, str, type(None)})
-"""Types of values that are written as literals into the text of a tape.
+"""Types of arguments of operations that are written as literals into a tape's text.
 
-Other values, floats included, get a name among the text's globals.
+Other values, floats included, get a name among the text's globals. So do all values of
+launches: calls of other lengths then have the same text, which is compiled once.
 """
 
 
@@ -150,7 +153,7 @@ class Launch:
         return {relocation.slot for relocation in self.relocations}
 
     def source(self, names: Names) -> str:
-        values = [repr(v) if type(v) in LITERALS else names(v) for v in self.values]
+        values = [names(value) for value in self.values]
         for position, slot, offset, make in self.relocations:
             named = slot in names.addresses
             address = f"a{slot}" if named else f"t{slot}.data_ptr()"
@@ -254,9 +257,9 @@ class Tape:
         lines.append(f"return ({found},)" if results else "return ()")
         self._index = None if device.type == "cpu" else device.index
         self.source = "def replay(tensors, stream):\n    " + "\n    ".join(lines)
-        exec(compile(self.source, "<tape>", "exec"), names.names)
         self._replay: Callable[[Sequence[Any], Any], tuple[Any, ...]]
-        self._replay = names.names.pop("replay")
+        # A copy of the code, because Python specialises code for its globals.
+        self._replay = FunctionType(code_of(self.source).replace(), names.names)
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Return the results for tensors whose facts equal those at the recording."""
@@ -267,6 +270,13 @@ class Tape:
             return self._replay(tensors, raw_stream(index))
         with torch.cuda.device(index):
             return self._replay(tensors, raw_stream(index))
+
+
+@lru_cache(1024)
+def code_of(source: str) -> CodeType:
+    """Return the code of the function that a text defines."""
+    module = compile(source, "<tape>", "exec")
+    return next(part for part in module.co_consts if isinstance(part, CodeType))
 
 
 def needed_steps(
