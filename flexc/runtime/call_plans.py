@@ -77,9 +77,12 @@ class UnrecordedCall:
 
     __slots__ = ("_repeated",)
 
-    def __init__(self, stored: StoredTape | None = None) -> None:
-        """Make a plan. `stored` is the place on the disk where its tape may be."""
-        self._repeated = TapedWork(stored=stored)
+    def __init__(self, stored: StoredTape | None = None, repeats: bool = False) -> None:
+        """Make a plan. `stored` is the place on the disk where its tape may be.
+
+        The first call is recorded if the calls will likely repeat (`repeats`).
+        """
+        self._repeated = TapedWork(repeats, stored)
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -101,9 +104,12 @@ class RecordedCall:
 
     __slots__ = ("_is_known", "_stored", "_tables", "_template")
 
-    def __init__(self, stored: StoredTape | None = None) -> None:
-        """Make a plan. `stored` is the place of the forward's tape on the disk."""
-        self._is_known = False
+    def __init__(self, stored: StoredTape | None = None, repeats: bool = False) -> None:
+        """Make a plan. `stored` is the place of the forward's tape on the disk.
+
+        The first call makes the template if the calls will likely repeat (`repeats`).
+        """
+        self._is_known = repeats
         self._stored = stored
         self._template: Template | None = None
         self._tables: TapedWork | None = None
@@ -127,7 +133,8 @@ class RecordedCall:
     def _first(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
-        """Run a call without a template. The second such call makes the template.
+        """Run a call without a template. Unless calls will likely repeat, the second
+        such call makes the template.
 
         The first call's own derivatives repeat if its graph is retained.
         """
@@ -153,7 +160,7 @@ class RecordedCall:
     def _load(self, tensors: Sequence[Any], prepare: Prepare) -> Template | None:
         """Return a template whose forward has a tape on the disk, else None."""
         stored = self._stored
-        if stored is None or self._is_known:
+        if stored is None:
             return None
         tape, found = stored.load()
         if tape is None or found is None or (frozen := prepare.frozen()) is None:
@@ -294,10 +301,11 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
 
 
 def plan_of(
-    tensors: Sequence[Any], stored: StoredTape | None = None
+    tensors: Sequence[Any], stored: StoredTape | None = None, repeats: bool = False
 ) -> UnrecordedCall | RecordedCall:
-    """Return a new plan for calls of such tensors."""
-    return RecordedCall(stored) if is_recorded(tensors) else UnrecordedCall(stored)
+    """Return a new plan for calls of such tensors, which likely repeat or not."""
+    kind = RecordedCall if is_recorded(tensors) else UnrecordedCall
+    return kind(stored, repeats)
 
 
 class MaskedCall:
@@ -383,7 +391,7 @@ def attend(
         make: Any = stored_plan
         if tables is not None:  # Tapes of such calls are not stored on the disk.
             tensors += tables.all_tensors
-            make = lambda given, _: plan_of(given)  # noqa: E731
+            make = unstored_plan
         plan = KNOWN.find(key, tensors, device, make)
         if plan is None:
             return run_attention(prepare(operands))
@@ -402,7 +410,16 @@ def attend(
     return masked(key, tensors, captures, prepare)
 
 
-def stored_plan(tensors: Sequence[Any], facts: Any) -> UnrecordedCall | RecordedCall:
+def unstored_plan(
+    tensors: Sequence[Any], facts: Any, repeats: bool
+) -> UnrecordedCall | RecordedCall:
+    """Return a new plan for calls of such tensors, whose tape is not on the disk."""
+    return plan_of(tensors, None, repeats)
+
+
+def stored_plan(
+    tensors: Sequence[Any], facts: Any, repeats: bool
+) -> UnrecordedCall | RecordedCall:
     """Return a new plan for calls of such tensors. Its tape may be on the disk.
 
     The facts begin with the key that `attend` makes, which begins with the mods' key.
@@ -415,10 +432,10 @@ def stored_plan(tensors: Sequence[Any], facts: Any) -> UnrecordedCall | Recorded
     if is_compiled and not is_capturing(query):
         ((mods, *_), _), _ = facts
         stored = StoredTape(facts, query.device, mods)
-    return plan_of(tensors, stored)
+    return plan_of(tensors, stored, repeats)
 
 
-def masked_call(tensors: Sequence[Any], facts: Hashable) -> MaskedCall:
+def masked_call(tensors: Sequence[Any], facts: Hashable, repeats: bool) -> MaskedCall:
     """Return a new plan for calls of such tensors with a BlockMask."""
     return MaskedCall()
 

@@ -308,14 +308,14 @@ class Repeats:
             return found.tape(tensors)
         return found(tensors, self._device, lambda: (run(), True))
 
-    def _make(self, tensors: Sequence[Any], facts: Any) -> TapedWork:
+    def _make(self, tensors: Sequence[Any], facts: Any, repeats: bool) -> TapedWork:
         """Return the tape, perhaps from the disk, for tensors of these facts."""
         ((what, stream), settings), of_tensors = facts
         is_captured = stream is not None and stream[1]
         stored = None if is_captured else self._stored
         if stored is not None:  # Another process numbers its streams differently.
             stored = stored.companion((what, settings, of_tensors))
-        return TapedWork(self._is_known, stored)
+        return TapedWork(self._is_known or repeats, stored)
 
 
 MAX_DERIVED = 32

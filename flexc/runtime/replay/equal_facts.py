@@ -46,26 +46,40 @@ MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
 
 NUMBERS = frozenset({int, float, bool})
 
-Make = Callable[[Sequence[Any], Hashable], Any]
+Make = Callable[[Sequence[Any], Hashable, bool], Any]
 """A function that makes a value to be cached. It takes the first tensors of some facts,
-and the pair of the key and the facts.
+the pair of the key and the facts, and True if calls of these facts will likely repeat.
 """
+
+
+class Found:
+    """A cached value."""
+
+    __slots__ = ("is_repeated", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.is_repeated = False
+        """True if its facts were seen again."""
 
 
 class FactsCache:
     """A cache of values by key and facts.
 
     The key holds everything that a value depends on, except the facts of tensors and
-    numbers.
+    numbers. A model has many calls of each length. So if the last facts of a key
+    repeated, new facts of this key will likely repeat too.
     """
 
-    __slots__ = ("_found", "_guards", "most")
+    __slots__ = ("_found", "_guards", "_last", "most")
 
     def __init__(self, most: int = MOST):
         self.most = most
         """The largest number of values. A full cache is cleared."""
-        self._found: dict[Hashable, Any] = {}
+        self._found: dict[Hashable, Found] = {}
         self._guards: dict[Hashable, list[tuple[Guard, Any]]] = {}
+        self._last: dict[Hashable, Found] = {}
+        """The last value that was made for each key."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -73,6 +87,7 @@ class FactsCache:
     def clear(self) -> None:
         self._found.clear()
         self._guards.clear()
+        self._last.clear()
 
     def find(
         self,
@@ -99,22 +114,35 @@ class FactsCache:
             return None
         exact = key, facts
         found = self._found.get(exact)
-        if found is not None:
-            self._guard(key, tensors, found)
-        elif make is not None:
-            if len(self._found) >= self.most:
-                self.clear()
-            found = self._found[exact] = make(tensors, exact)
-        return found
+        if found is None:
+            return None if make is None else self._make(exact, tensors, make)
+        if not found.is_repeated:
+            found.is_repeated = True
+            self._guard(key, tensors, found.value)
+        return found.value
 
-    def _guard(self, key: Hashable, tensors: Sequence[Any], found: Any) -> None:
-        """Add a guard for facts that were seen a second time."""
-        guards = self._guards.get(key, [])
-        if len(guards) >= MOST_GUARDS:
-            return  # Comparing with many guards takes longer than listing facts.
+    def _make(
+        self, exact: tuple[Hashable, Hashable], tensors: Sequence[Any], make: Make
+    ) -> Any:
+        """Make and return the value of a key and facts."""
+        if len(self._found) >= self.most:
+            self.clear()
+        key, _ = exact
+        last = self._last.get(key)
+        value = make(tensors, exact, last is not None and last.is_repeated)
+        self._found[exact] = self._last[key] = Found(value)
+        return value
+
+    def _guard(self, key: Hashable, tensors: Sequence[Any], value: Any) -> None:
+        """Add a guard for facts that were seen a second time.
+
+        Guards are tried from the newest on, because lengths often grow. The oldest is
+        dropped for good, because comparing with many takes longer than listing facts.
+        """
         guard = Guard.of(tensors)
         if guard is not None:
-            self._guards[key] = [*guards, (guard, found)]
+            guards = self._guards.get(key, [])
+            self._guards[key] = [(guard, value), *guards[: MOST_GUARDS - 1]]
 
 
 class Guard:

@@ -1,8 +1,8 @@
 """Run, record, replay: repeated work on tensors of equal facts.
 
 A tape is valid for all tensors whose facts equal those at its recording (see
-`equal_facts`). The first run is not recorded, because much work is never repeated. The
-second run is recorded.
+`equal_facts`). The second run is recorded. The first run is recorded only if it will
+likely repeat, because much work is never repeated.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def repeat(
     if key is None:
         return run()
     key = (key, stream_facts(device))
-    found = KNOWN.find(key, tensors, device, not_repeated)
+    found = KNOWN.find(key, tensors, device, new_work)
     return run() if found is None else found(tensors, device, lambda: (run(), True))
 
 
-def not_repeated(tensors: Sequence[Any], facts: Hashable) -> TapedWork:
-    """Return a new `TapedWork`, which has not run."""
-    return TapedWork()
+def new_work(tensors: Sequence[Any], facts: Hashable, repeats: bool) -> TapedWork:
+    """Return a new `TapedWork`, recorded at its first run if it likely `repeats`."""
+    return TapedWork(repeats)
 
 
 def tape_of(key: Hashable, tensors: Sequence[Any], device: torch.device) -> Tape | None:

@@ -89,7 +89,7 @@ def test_what_is_kept_is_found_again() -> None:
     kept = FactsCache()
     made: list[Sequence[Any]] = []
 
-    def make(tensors: Sequence[Any], facts: object) -> object:
+    def make(tensors: Sequence[Any], facts: object, repeats: bool) -> object:
         made.append(tensors)
         return object()
 
@@ -117,7 +117,7 @@ def test_guards_are_few() -> None:
     for _ in range(2):
         for n in lengths:
             assert (
-                kept.find("key", [torch.randn(n)], CPU, lambda t, _: t[0].numel()) == n
+                kept.find("key", [torch.randn(n)], CPU, lambda t, *_: t[0].numel()) == n
             )
     assert len(kept) == len(lengths)
     assert all(len(guards) <= MOST_GUARDS for guards in kept._guards.values())

@@ -47,7 +47,23 @@ def test_query_that_was_the_key(executed: list[Attention]) -> None:
         check([query, query, value])
     for _ in range(3):
         check([query, key, value])
-    assert len(executed) == 4
+    assert len(executed) == 3
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_lengths_that_grow(
+    layers: int, gradient: bool, executed: list[Attention]
+) -> None:
+    """Calls of a new length are recorded at once if those of the last repeated."""
+    for length in range(20, 24):
+        tensors = [t.requires_grad_(gradient) for t in qkv(length)]
+        for _ in range(layers):
+            check(tensors)
+    assert len(executed) == (4 if layers == 1 else 5)
+    again = [t.requires_grad_(gradient) for t in qkv(23)]
+    check(again)
+    assert len(executed) == 5
 
 
 def test_other_facts_are_looked_at(executed: list[Attention]) -> None:
