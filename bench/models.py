@@ -1,5 +1,8 @@
 """Models of transformers by each attention: prompts, training steps and generation.
 
+Prompts of "new lengths" are shorter at each turn, so that caches have lengths that no
+call has had before. In other rows of generation lengths repeat.
+
 `python -m bench.models` prints tokens per second. Models have random weights and are
 small, unless `--width` and `--layers` say more. Systems take turns, and each turn ends
 when the device is done; a dash is for what a system refuses.
@@ -9,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -147,14 +152,23 @@ def runs_of(model: Any, given: dict[str, Any], work: Work) -> dict[str, Run]:
         model(**given, labels=labels).loss.backward()
         model.eval()
 
-    def generate(**options: Any) -> Run:
-        sizes = {"min_new_tokens": work.new, "max_new_tokens": work.new}
-        return lambda: model.generate(**given, **sizes, do_sample=False, **options)
+    sizes = {"min_new_tokens": work.new, "max_new_tokens": work.new}
+    shorter = count()
+
+    def generate(**options: Any) -> Any:
+        return model.generate(**(given | options), **sizes, do_sample=False)
+
+    def generate_anew() -> Any:
+        cut = next(shorter) * work.new % work.length
+        return generate(**{name: tensor[:, cut:] for name, tensor in given.items()})
 
     found: dict[str, Run] = {"prompt": prompt, "training step": step}
     if model.can_generate():
-        static = generate(cache_implementation="static")
-        found |= {"generate": generate(), "generate, static cache": static}
+        found |= {
+            "generate": generate,
+            "generate, new lengths": generate_anew,
+            "generate, static cache": partial(generate, cache_implementation="static"),
+        }
     return found
 
 
@@ -171,8 +185,12 @@ def works(run: Run) -> bool:
     return True
 
 
-def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float]]:
-    """Return the tokens per second of each task, by system."""
+def measure(
+    family: str, work: Work, budget: float, named: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return the tokens per second of tasks by system, where a name has a part of
+    `named`.
+    """
     torch._dynamo.reset()
     given = work.inputs(build(family, "eager", work))
     tasks: dict[str, dict[str, Run]] = {}
@@ -182,7 +200,7 @@ def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float
         except REFUSALS:
             continue
         for task, run in runs.items():
-            if works(run):
+            if any(part in task for part in named) and works(run):
                 tasks.setdefault(task, {})[system] = run
     found: dict[str, dict[str, float]] = {}
     for task, runs in tasks.items():
@@ -195,6 +213,7 @@ def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.models", description=__doc__)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
+    parser.add_argument("--tasks", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--length", type=int, default=Work.length)
     parser.add_argument("--new", type=int, default=Work.new)
     parser.add_argument("--padding", type=int, default=Work.padding)
@@ -214,7 +233,7 @@ def main() -> None:
     print(f"tokens per second, {work}, {torch.get_num_threads()} threads")
     print(f"{'':36}" + "".join(f"{s:>16}" for s in SYSTEMS))
     for family in args.families:
-        for task, speeds in measure(family, work, args.budget).items():
+        for task, speeds in measure(family, work, args.budget, args.tasks).items():
             cells = (
                 f"{speeds[s]:16,.0f}" if s in speeds else f"{'-':>16}" for s in SYSTEMS
             )
