@@ -165,6 +165,9 @@ MOST_PARTS = 64
 """The longest tuple that `read_plain` reads."""
 
 
+NO_MOD = exact(None)
+
+
 def read_plain(mods: Sequence[Mod | None]) -> Found | None:
     """Return the key and captures of mods, None if they are not plain functions.
 
@@ -398,8 +401,13 @@ def _stand_in(tensor: Tensor) -> Tensor:
     )
 
 
-def read_key(*mods: Mod | None) -> tuple[tuple[Any, ...] | None, tuple[Capture, ...]]:
+def read_key(
+    score_mod: Mod | None, mask_mod: Mod | None
+) -> tuple[tuple[Any, ...] | None, tuple[Capture, ...]]:
     """Return mods' key and captures. The key is None for mods traced at every call."""
+    if score_mod is None and mask_mod is None:
+        return (torch.get_default_dtype(), NO_MOD, NO_MOD), ()
+    mods = score_mod, mask_mod
     if (found := read_plain(mods)) is not None:
         return found
     signature = _walked(mods)

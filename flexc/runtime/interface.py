@@ -138,10 +138,10 @@ def flex_attention(
     Raises:
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
-    storage = KeyStorage(page_table, key_scale, value_scale)
-    is_special = storage.is_given() or is_narrow(key, value)
+    is_special = is_narrow(key) or is_narrow(value)
+    is_special |= not (page_table is key_scale is value_scale is None)
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
-    given = (storage,) if is_special else ()
+    given = (KeyStorage(page_table, key_scale, value_scale),) if is_special else ()
     run = _runner(query, key, value, is_special)
     return run(query, key, value, *rest, return_aux, mask_mod, backend, *given)
 
@@ -188,9 +188,9 @@ class KeyStorage(NamedTuple):
 CONTIGUOUS = KeyStorage()
 
 
-def is_narrow(*tensors: Tensor) -> bool:
-    """Return True if one of keys and values is narrower than queries may be."""
-    return any(getattr(t, "dtype", None) in NARROW for t in tensors)
+def is_narrow(tensor: Tensor) -> bool:
+    """Return True for keys or values that are narrower than queries may be."""
+    return getattr(tensor, "dtype", None) in NARROW
 
 
 def _overridden(*args: Any) -> Any:

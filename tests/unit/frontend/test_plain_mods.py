@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import noop_mask
 
-from flexc.frontend.closures import read_plain
+from flexc.frontend.closures import read_key, read_plain
 from flexc.frontend.walk import Walk
 
 WIDTH, FACTOR, SLOPES = 3, 0.5, torch.randn(2)
@@ -174,3 +174,9 @@ def test_a_variable_without_a_value_is_walked() -> None:
     assert read_plain((None, mask)) is None
     width = 3
     assert read_plain((None, mask)) is not None
+
+
+@pytest.mark.parametrize("name", mods())
+def test_a_key_is_that_of_the_walk(name: str) -> None:
+    given = mods()[name]
+    assert read_key(*given)[0] == (torch.get_default_dtype(), *walked(given).key)
