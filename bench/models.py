@@ -131,7 +131,9 @@ def build(family: str, system: str, work: Work) -> Any:
     cls = getattr(transformers, name)
     # A cast of the model would round the frequencies of its rotations too.
     options = {"attn_implementation": system, "dtype": work.dtype}
-    return cls._from_config(config, **options).eval().to(work.device)
+    with torch.device(work.device):
+        model = cls._from_config(config, **options)
+    return model.eval()
 
 
 def runs_of(model: Any, given: dict[str, Any], work: Work) -> dict[str, Run]:
