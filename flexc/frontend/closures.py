@@ -162,7 +162,9 @@ Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 
 
 MOST_PARTS = 64
-"""The longest tuple that `read_plain` reads."""
+"""The number of parts of tuples that `read_plain` reads. A tuple that is a part of many
+others is read many times.
+"""
 
 
 NO_MOD = exact(None)
@@ -182,6 +184,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
     seen: dict[int, int] = {}
     modules: list[ModuleType] = []
     attributes: frozenset[str] = frozenset()
+    parts = 0
     pending: list[Any] = [*reversed(mods)]
     while pending:
         value = pending.pop()
@@ -198,7 +201,8 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
         elif kind in CONSTANTS:
             key.append(exact(value))
         elif kind is tuple:
-            if len(value) > MOST_PARTS:
+            parts += len(value)
+            if parts > MOST_PARTS:
                 return None
             key.append((tuple, len(value)))
             pending += reversed(value)

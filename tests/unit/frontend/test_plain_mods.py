@@ -57,6 +57,14 @@ def repeated(count: int) -> Callable[..., Any]:
     return lambda b, h, q, k: mask(b, h, q, k, count)
 
 
+def doubled(count: int) -> tuple[Any, ...]:
+    """Return a small object with 2**count parts."""
+    found: tuple[Any, ...] = ()
+    for _ in range(count):
+        found = (found, found)
+    return found
+
+
 def mods() -> dict[str, tuple[Any, Any]]:
     table, other = torch.randn(2, 3), torch.randn(4)
     return {
@@ -139,6 +147,7 @@ with_an_attribute.width = 3  # pyright: ignore[reportFunctionMemberAccess]
         of_cells(with_default, 1, 2),
         of_cells(noop_mask, 1, 2),
         of_cells(tuple(range(100)), 1, 2),
+        of_cells(doubled(16), 1, 2),
         noop_mask,
         max,
     ],
