@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, i1
@@ -104,7 +105,8 @@ class CapturedReads:
             # Assign a new dict: other threads may still read the old one.
             if len(outcomes) >= MAX_KNOWN:
                 outcomes = self.outcomes = {}
-            with torch.device("cpu"):
+            # Not seen by a recorder: the outcome depends on sizes and numbers alone.
+            with torch.device("cpu"), _disable_current_modes():
                 outcomes[key] = self.find(sizes, known)
         return outcomes[key]
 

@@ -23,7 +23,7 @@ Results = tuple[Any, ...]
 class TapedWork:
     """Work on tensors of equal facts, which is recorded and replayed."""
 
-    __slots__ = ("_is_known", "_refused", "_stored", "tape")
+    __slots__ = ("_has_run", "_is_known", "_refused", "_stored", "tape")
 
     def __init__(
         self, is_known: bool = False, stored: StoredTape | None = None
@@ -33,10 +33,11 @@ class TapedWork:
         `stored` is the place of its tape on the disk, if it may be there.
         """
         self._is_known = is_known
+        self._has_run = False
         self._refused = False
         self._stored = stored
         self.tape: Tape | None = None
-        """The tape that replays the work. None before the second run, and if it is
+        """The tape that replays the work. None before a recording, and if it is
         refused.
         """
 
@@ -49,15 +50,15 @@ class TapedWork:
         """Return the results of `run`, whose second result allows a recording."""
         if (tape := self.load()) is not None:
             return tape(tensors)
-        if self._refused or not self._is_known:
-            found = run()[0]
-            self._is_known = True
-            return found
+        is_first, self._has_run = not self._has_run, True
+        if self._refused or (is_first and not self._is_known):
+            return run()[0]
         with without_dispatch_modes(), Recorder(tensors) as seen:
             results, may_repeat = run()
         if may_repeat:
             self.tape = seen.tape(results, device)
-        self._refused = self.tape is None
+        # The first run may read on the host what later runs find in caches.
+        self._refused = self.tape is None and not is_first
         if self._stored is not None and self.tape is not None:
             self._stored.store(self.tape)
         return results

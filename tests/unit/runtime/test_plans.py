@@ -15,8 +15,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 import flexc
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.replay.equal_facts import FactsCache
+from flexc.runtime.replay.repeats import TapedWork
 from tests.support.reference import attention
-from tests.unit.runtime.repeated import attend, causal, qkv
+from tests.unit.runtime.repeated import attend, causal, qkv, same
 
 pytestmark = pytest.mark.usefixtures("known")
 
@@ -64,6 +65,43 @@ def test_lengths_that_grow(
     again = [t.requires_grad_(gradient) for t in qkv(23)]
     check(again)
     assert len(executed) == 5
+
+
+def test_lengths_that_grow_with_reads_to_check(executed: list[Attention]) -> None:
+    """The first call of a length also checks that reads are in range."""
+    for length in (30, 31, 32, 33):  # Outcomes of checks are for powers of 2.
+        mask = same(torch.arange(length) // 7)
+        for _ in range(3):
+            check(qkv(length), mask=mask)
+    assert len(executed) == 5
+
+
+def test_a_first_run_that_reads_on_the_host() -> None:
+    """Its tape is refused. The next run, which reads no more, has a tape."""
+    tensor, ran = torch.ones(2), list[Any]()
+
+    def run() -> tuple[tuple[Tensor, ...], bool]:
+        ran.append(None if ran else tensor.sum().item())
+        return (tensor * 2,), True
+
+    work = TapedWork(is_known=True)
+    for _ in range(3):
+        (found,) = work([tensor], torch.device("cpu"), run)
+        assert found.tolist() == [2, 2]
+    assert len(ran) == 2
+
+
+def test_runs_that_read_on_the_host_are_refused() -> None:
+    tensor = torch.ones(2)
+
+    def run() -> tuple[tuple[Tensor, ...], bool]:
+        return (tensor * tensor.sum().item(),), True
+
+    for is_known in (False, True):
+        work = TapedWork(is_known)
+        for _ in range(3):
+            work([tensor], torch.device("cpu"), run)
+        assert work.tape is None
 
 
 def test_other_facts_are_looked_at(executed: list[Attention]) -> None:
