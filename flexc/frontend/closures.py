@@ -375,12 +375,15 @@ def read_mods(*mods: Mod | None) -> ModSignature:
     return _walked(mods)
 
 
-def freeze(*mods: Mod | None) -> tuple[Mod | None, ...] | None:
+def freeze(
+    score_mod: Mod | None, mask_mod: Mod | None
+) -> tuple[Mod | None, ...] | None:
     """Return copies of mods that may outlive a call, None if they cannot be copied.
 
     The copies keep their key regardless of later changes to the user's objects. They
     hold none of the captured tensors.
     """
+    mods = score_mod, mask_mod
     signature = read_mods(*mods)
     values = [_stand_in(c) if isinstance(c, Tensor) else c for c in signature.captures]
     try:

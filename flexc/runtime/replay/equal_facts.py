@@ -28,7 +28,12 @@ MOST = 1024
 """The number of keys and facts for which values are cached."""
 
 MOST_GUARDS = 8
-"""The number of guards of one key that are tried before facts are computed."""
+"""The number of guards of one key that are tried before facts are listed."""
+
+LISTINGS_OF_A_GUARD = 64
+"""How often facts are listed before they get another guard, for one that was dropped.
+Making a guard takes longer than listing facts.
+"""
 
 current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
 count_of_modes = torch._C._len_torch_dispatch_stack
@@ -55,12 +60,12 @@ the pair of the key and the facts, and True if calls of these facts will likely 
 class Found:
     """A cached value."""
 
-    __slots__ = ("is_repeated", "value")
+    __slots__ = ("again", "value")
 
     def __init__(self, value: Any):
         self.value = value
-        self.is_repeated = False
-        """True if its facts were seen again."""
+        self.again = 0
+        """How often its facts were listed again, because no guard held."""
 
 
 class FactsCache:
@@ -116,9 +121,9 @@ class FactsCache:
         found = self._found.get(exact)
         if found is None:
             return None if make is None else self._make(exact, tensors, make)
-        if not found.is_repeated:
-            found.is_repeated = True
+        if found.again % LISTINGS_OF_A_GUARD == 0:
             self._guard(key, tensors, found.value)
+        found.again += 1
         return found.value
 
     def _make(
@@ -129,15 +134,15 @@ class FactsCache:
             self.clear()
         key, _ = exact
         last = self._last.get(key)
-        value = make(tensors, exact, last is not None and last.is_repeated)
+        value = make(tensors, exact, last is not None and last.again > 0)
         self._found[exact] = self._last[key] = Found(value)
         return value
 
     def _guard(self, key: Hashable, tensors: Sequence[Any], value: Any) -> None:
-        """Add a guard for facts that were seen a second time.
+        """Add a guard for facts that were seen again, and drop the oldest of many.
 
-        Guards are tried from the newest on, because lengths often grow. The oldest is
-        dropped for good, because comparing with many takes longer than listing facts.
+        Guards are tried from the newest on, because lengths often grow. Comparing with
+        many takes longer than listing facts.
         """
         guard = Guard.of(tensors)
         if guard is not None:

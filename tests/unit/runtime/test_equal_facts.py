@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flexc.runtime.replay.equal_facts import (
+    LISTINGS_OF_A_GUARD,
     MOST_GUARDS,
     FactsCache,
     Guard,
@@ -121,6 +122,26 @@ def test_guards_are_few() -> None:
             )
     assert len(kept) == len(lengths)
     assert all(len(guards) <= MOST_GUARDS for guards in kept._guards.values())
+
+
+def test_a_dropped_guard_comes_back() -> None:
+    kept = FactsCache()
+
+    def holds(n: int) -> bool:
+        guards = kept._guards.values()
+        return any(g.holds([torch.randn(n)]) for some in guards for g, _ in some)
+
+    def find(n: int, times: int) -> None:
+        for _ in range(times):
+            kept.find("key", [torch.randn(n)], CPU, lambda *_: n)
+
+    find(1, 2)
+    assert holds(1)
+    for n in range(2, 2 + MOST_GUARDS):
+        find(n, 2)
+    assert not holds(1)
+    find(1, LISTINGS_OF_A_GUARD)
+    assert holds(1)
 
 
 def test_settings_of_torch_are_facts() -> None:
