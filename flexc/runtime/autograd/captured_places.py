@@ -43,7 +43,7 @@ from flexc.passes.scalar.variation import PAIR, Along
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import dtype_of, signless
 from flexc.runtime.tapes.gpus import stream_of
-from flexc.runtime.tapes.recorder import recorder
+from flexc.runtime.tapes.recorder import recorder, unrecorded
 
 MAX_BYTES = 1 << 28
 """The limit on the bytes of one array, which fits a GPU's smallest partition."""
@@ -215,8 +215,10 @@ class Places:
         key = ("offset", *self._numbers(line.start, site))
         if key not in self.kept:
             host = torch.device("cpu")
-            (start,) = self._run(line.start, coordinates([], [], host), site, host)
-            self._keep(key, int(start))
+            with unrecorded():
+                at = coordinates([], [], host)
+                (start,) = self._run(line.start, at, site, host)
+                self._keep(key, int(start))
         offset: int = self.kept[key]
         whole = self.positions(site.sizes, Chunk.whole(site.sizes)) or [range(1)]
         ends = (offset + line.step * at for at in (whole[0][0], whole[0][-1]))
@@ -239,10 +241,12 @@ class Places:
         key = (stream, *runs, *shape, *numbers)
         found = self.kept.get(key)
         if found is None:
-            found = self._flat(site, shape, runs)
-            if found.numel() <= MAX_KEPT_SIZE:
-                self._keep(key, found)
-        elif (tape := recorder()) is not None:
+            if math.prod(map(len, runs)) > MAX_KEPT_SIZE:
+                return self._flat(site, shape, runs)
+            with unrecorded():
+                found = self._flat(site, shape, runs)
+            self._keep(key, found)
+        if (tape := recorder()) is not None:
             tape.hold(found)
         return found
 

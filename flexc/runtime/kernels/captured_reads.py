@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, i1
@@ -43,6 +42,7 @@ from flexc.runtime.interpreters.attention import Problem, listed
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
 from flexc.runtime.kernels.proofs import attention_of
+from flexc.runtime.tapes.recorder import unrecorded
 
 MAX_KNOWN = 4096
 """The most outcomes that a module remembers; each belongs to one kind of call."""
@@ -105,8 +105,7 @@ class CapturedReads:
             # Assign a new dict: other threads may still read the old one.
             if len(outcomes) >= MAX_KNOWN:
                 outcomes = self.outcomes = {}
-            # Not seen by a recorder: the outcome depends on sizes and numbers alone.
-            with torch.device("cpu"), _disable_current_modes():
+            with unrecorded(), torch.device("cpu"):
                 outcomes[key] = self.find(sizes, known)
         return outcomes[key]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -273,7 +273,8 @@ class Recorder(TorchDispatchMode):
         if needed & self._foreign:
             return _refused("it reads a tensor that is neither given nor made")
         steps = with_scratch([step for step, _ in kept], wanted, self._count)
-        held = {self._slot_of(t): t for t in self._constants}
+        slots = self._slots
+        held = {slots[id(t)]: t for t in self._constants if id(t) in slots}
         return Tape(device, self._given, held, steps, given)
 
 
@@ -328,6 +329,24 @@ _NOTHING = nullcontext()
 def is_watched() -> bool:
     """Return True if a dispatch mode is active."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Do work whose results are remembered, without this thread's recorder.
+
+    Later calls find these results, so a tape of this call must not repeat the work.
+    """
+    before = _current.recorder
+    if before is None:
+        yield
+        return
+    _current.recorder = None
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _current.recorder = before
 
 
 def without_dispatch_modes() -> AbstractContextManager[Any]:

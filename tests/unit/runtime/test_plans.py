@@ -16,6 +16,8 @@ import flexc
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.replay.equal_facts import FactsCache
 from flexc.runtime.replay.repeats import TapedWork
+from flexc.runtime.tapes.recorder import Recorder
+from flexc.runtime.tapes.tape import Tape
 from tests.support.reference import attention
 from tests.unit.runtime.repeated import attend, causal, qkv, same
 
@@ -102,6 +104,43 @@ def test_runs_that_read_on_the_host_are_refused() -> None:
         for _ in range(3):
             work([tensor], torch.device("cpu"), run)
         assert work.tape is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_indices_found_once_are_no_part_of_a_tape(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tape recorded at the first run equals one recorded at the second."""
+    tapes: list[Tape | None] = []
+    own = Recorder.tape
+
+    def tape(self: Recorder, *args: Any) -> Tape | None:
+        tapes.append(own(self, *args))
+        return tapes[-1]
+
+    monkeypatch.setattr(Recorder, "tape", tape)
+    line = torch.randn(64, dtype=dtype, requires_grad=True)
+    buckets = torch.randn(2, 17, dtype=dtype, requires_grad=True)
+
+    def call(length: int) -> None:
+        def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            near = (q - k).clamp(-8, 8) + 8
+            return s + buckets[h, near] + line[k + length - 32]
+
+        query, key, value = qkv(length, dtype=dtype)
+        out = attend(query, key, value, score)
+        given = [line, buckets]
+        found = torch.autograd.grad(out.sum(), given)
+        dense = attention(query, key, value, score).out
+        expected = torch.autograd.grad(dense.sum(), given)
+        tolerance = 1e-4 if dtype is torch.float32 else 1e-12
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+    for length in (32, 32, 32, 40, 40):
+        call(length)
+    steps = [len(tape.steps) if tape else None for tape in tapes]
+    assert steps == [*steps[:2], *steps[:2]]
+    assert None not in steps
 
 
 def test_other_facts_are_looked_at(executed: list[Attention]) -> None:

@@ -186,6 +186,21 @@ def test_tensors_from_elsewhere_are_no_tape_unless_they_are_held() -> None:
     assert torch.equal(tape([y])[0], y + table)
 
 
+def test_constants_that_nothing_reads_are_not_held(twice: Any) -> None:
+    table = torch.arange(4.0)
+
+    def run(x: Tensor) -> Tensor:
+        first, second, third = (torch.empty_like(x) for _ in range(3))
+        twice(x, first)
+        twice(first, second)
+        twice(second, third)
+        if (seen := recorder()) is not None:
+            seen.hold(table)
+        return third
+
+    assert not check(run, (6,)).constants
+
+
 def test_numbers_are_those_that_were_given() -> None:
     tape = record(lambda x, n: x * n, torch.randn(3), 0.1)
     assert tape is not None
