@@ -162,9 +162,7 @@ Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 
 
 MOST_PARTS = 64
-"""The number of parts of tuples that `read_plain` reads. A tuple that is a part of many
-others is read many times.
-"""
+"""The number of parts of tuples that `read_plain` reads."""
 
 
 NO_MOD = exact(None)
@@ -184,6 +182,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
     seen: dict[int, int] = {}
     modules: list[ModuleType] = []
     attributes: frozenset[str] = frozenset()
+    tuples: set[int] = set()
     parts = 0
     pending: list[Any] = [*reversed(mods)]
     while pending:
@@ -201,9 +200,12 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
         elif kind in CONSTANTS:
             key.append(exact(value))
         elif kind is tuple:
+            # A tuple met again may contain itself, or double the parts at each level.
             parts += len(value)
-            if parts > MOST_PARTS:
+            if parts > MOST_PARTS or id(value) in tuples:
                 return None
+            if value:
+                tuples.add(id(value))
             key.append((tuple, len(value)))
             pending += reversed(value)
         elif kind is not FunctionType and kind is not ModuleType:

@@ -156,6 +156,25 @@ def test_all_else_is_walked(mod: Any) -> None:
     assert read_plain((None, mod)) is None
 
 
+def test_tuples_of_the_same_tuples_are_walked() -> None:
+    """Their parts double at each level."""
+    parts: tuple[Any, ...] = (True, False)
+    for _ in range(60):
+        parts = parts, parts
+    assert read_plain((None, of_cells(parts, 1, 2))) is None
+    assert read_key(None, of_cells(parts, 1, 2)) == (None, ())
+
+
+def test_a_tuple_that_contains_itself_is_walked() -> None:
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return within[1](b, h, q, k) & (q - k < within[2])
+
+    within = (mask, causal, 3)
+    given = (None, lambda b, h, q, k: within[0](b, h, q, k))
+    assert not walked(given).sound
+    assert read_plain(given) is None
+
+
 def test_what_a_user_puts_into_a_module_is_walked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
