@@ -41,6 +41,7 @@ from flexc.frontend.code_facts import (
     INT64_MIN,
     MAX_NUMBERS,
     MISSING,
+    CodeFacts,
     code_facts,
     exact,
     is_protocol,
@@ -217,10 +218,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
             seen[id(value)] = len(seen)
             modules.append(value)
         else:
-            if value.__defaults__ or value.__kwdefaults__ or value.__dict__:
-                return None
-            facts = code_facts(value.__code__)
-            if not facts.is_plain or is_trusted(value):
+            if (facts := _plain_facts(value)) is None:
                 return None
             key.append(value.__code__)
             seen[id(value)] = len(seen)
@@ -231,6 +229,14 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
             return None
         key += members
     return tuple(key), tuple(captures)
+
+
+def _plain_facts(fn: FunctionType) -> CodeFacts | None:
+    """Return the facts of a function's code, None if the function needs the walk."""
+    if fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__ or is_trusted(fn):
+        return None
+    facts = code_facts(fn.__code__)
+    return facts if facts.is_plain else None
 
 
 def _values_of(fn: FunctionType, names: Sequence[str]) -> list[Any]:
