@@ -188,7 +188,7 @@ def works(run: Run) -> bool:
 
 
 def measure(
-    family: str, work: Work, budget: float, named: Sequence[str]
+    family: str, work: Work, budget: float, named: Sequence[str] = ("",)
 ) -> dict[str, dict[str, float]]:
     """Return the tokens per second of tasks by system, where a name has a part of
     `named`.
