@@ -190,8 +190,8 @@ def works(run: Run) -> bool:
 def measure(
     family: str, work: Work, budget: float, named: Sequence[str] = ("",)
 ) -> dict[str, dict[str, float]]:
-    """Return the tokens per second of tasks by system, where a name has a part of
-    `named`.
+    """Return the tokens per second of each task whose name contains one of `named`,
+    by system.
     """
     torch._dynamo.reset()
     given = work.inputs(build(family, "eager", work))
@@ -206,9 +206,9 @@ def measure(
                 tasks.setdefault(task, {})[system] = run
     found: dict[str, dict[str, float]] = {}
     for task, runs in tasks.items():
-        count = work.new if task.startswith("generate") else work.length
+        tokens = work.new if task.startswith("generate") else work.length
         medians = interleaved_loop_medians(runs, work.device, budget=budget)
-        found[task] = {s: count * work.batch / t for s, t in medians.items()}
+        found[task] = {s: tokens * work.batch / t for s, t in medians.items()}
     return found
 
 

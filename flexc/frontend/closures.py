@@ -156,7 +156,9 @@ def _copy_object(value: Any) -> Any:
 
 
 CONSTANTS = frozenset({*BY_VALUE, int, float})
-"""Types that are keyed by their values, of numbers only those in modules."""
+"""Types of values that are keyed by value. Of ints and floats, only members of modules
+are; others are captures.
+"""
 
 Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 """A key and the captures."""
@@ -164,7 +166,6 @@ Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 
 MOST_PARTS = 64
 """The number of parts of tuples that `read_plain` reads."""
-
 
 NO_MOD = exact(None)
 

@@ -77,12 +77,14 @@ class UnrecordedCall:
 
     __slots__ = ("_repeated",)
 
-    def __init__(self, stored: StoredTape | None = None, repeats: bool = False) -> None:
+    def __init__(
+        self, stored: StoredTape | None = None, is_known: bool = False
+    ) -> None:
         """Make a plan. `stored` is the place on the disk where its tape may be.
 
-        The first call is recorded if the calls will likely repeat (`repeats`).
+        The first call is recorded if the calls will likely repeat (`is_known`).
         """
-        self._repeated = TapedWork(repeats, stored)
+        self._repeated = TapedWork(is_known, stored)
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -104,12 +106,14 @@ class RecordedCall:
 
     __slots__ = ("_is_known", "_stored", "_tables", "_template")
 
-    def __init__(self, stored: StoredTape | None = None, repeats: bool = False) -> None:
+    def __init__(
+        self, stored: StoredTape | None = None, is_known: bool = False
+    ) -> None:
         """Make a plan. `stored` is the place of the forward's tape on the disk.
 
-        The first call makes the template if the calls will likely repeat (`repeats`).
+        The first call makes the template if the calls will likely repeat (`is_known`).
         """
-        self._is_known = repeats
+        self._is_known = is_known
         self._stored = stored
         self._template: Template | None = None
         self._tables: TapedWork | None = None
@@ -133,8 +137,7 @@ class RecordedCall:
     def _first(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
-        """Run a call without a template. Unless calls will likely repeat, the second
-        such call makes the template.
+        """Run a call without a template. It makes the template if calls are known.
 
         The first call's own derivatives repeat if its graph is retained.
         """
@@ -301,11 +304,11 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
 
 
 def plan_of(
-    tensors: Sequence[Any], stored: StoredTape | None = None, repeats: bool = False
+    tensors: Sequence[Any], stored: StoredTape | None = None, is_known: bool = False
 ) -> UnrecordedCall | RecordedCall:
-    """Return a new plan for calls of such tensors, which likely repeat or not."""
+    """Return a new plan for calls of such tensors."""
     kind = RecordedCall if is_recorded(tensors) else UnrecordedCall
-    return kind(stored, repeats)
+    return kind(stored, is_known)
 
 
 class MaskedCall:
@@ -411,14 +414,14 @@ def attend(
 
 
 def unstored_plan(
-    tensors: Sequence[Any], facts: Any, repeats: bool
+    tensors: Sequence[Any], facts: Any, is_known: bool
 ) -> UnrecordedCall | RecordedCall:
     """Return a new plan for calls of such tensors, whose tape is not on the disk."""
-    return plan_of(tensors, None, repeats)
+    return plan_of(tensors, None, is_known)
 
 
 def stored_plan(
-    tensors: Sequence[Any], facts: Any, repeats: bool
+    tensors: Sequence[Any], facts: Any, is_known: bool
 ) -> UnrecordedCall | RecordedCall:
     """Return a new plan for calls of such tensors. Its tape may be on the disk.
 
@@ -432,10 +435,10 @@ def stored_plan(
     if is_compiled and not is_capturing(query):
         ((mods, *_), _), _ = facts
         stored = StoredTape(facts, query.device, mods)
-    return plan_of(tensors, stored, repeats)
+    return plan_of(tensors, stored, is_known)
 
 
-def masked_call(tensors: Sequence[Any], facts: Hashable, repeats: bool) -> MaskedCall:
+def masked_call(tensors: Sequence[Any], facts: Hashable, is_known: bool) -> MaskedCall:
     """Return a new plan for calls of such tensors with a BlockMask."""
     return MaskedCall()
 

@@ -138,8 +138,10 @@ def flex_attention(
     Raises:
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
-    is_special = is_narrow(key) or is_narrow(value)
-    is_special |= not (page_table is key_scale is value_scale is None)
+    is_stored = (
+        page_table is not None or key_scale is not None or value_scale is not None
+    )
+    is_special = is_stored or is_narrow(key) or is_narrow(value)
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
     given = (KeyStorage(page_table, key_scale, value_scale),) if is_special else ()
     run = _runner(query, key, value, is_special)

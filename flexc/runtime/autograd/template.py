@@ -276,7 +276,7 @@ class Repeats:
         `stored` is the place of the forward's tape on the disk, if it has one. If that
         tape was loaded, `prepare` makes the call without tensors. Derivatives without a
         tape need this call. Work is recorded when it first runs if calls like this one
-        ran before (`is_known`), else when it runs again.
+        ran before or will likely repeat (`is_known`), else when it runs again.
         """
         self._device = device
         self._is_known = is_known
@@ -308,14 +308,14 @@ class Repeats:
             return found.tape(tensors)
         return found(tensors, self._device, lambda: (run(), True))
 
-    def _make(self, tensors: Sequence[Any], facts: Any, repeats: bool) -> TapedWork:
+    def _make(self, tensors: Sequence[Any], facts: Any, is_known: bool) -> TapedWork:
         """Return the tape, perhaps from the disk, for tensors of these facts."""
         ((what, stream), settings), of_tensors = facts
         is_captured = stream is not None and stream[1]
         stored = None if is_captured else self._stored
         if stored is not None:  # Another process numbers its streams differently.
             stored = stored.companion((what, settings, of_tensors))
-        return TapedWork(self._is_known or repeats, stored)
+        return TapedWork(self._is_known or is_known, stored)
 
 
 MAX_DERIVED = 32

@@ -30,8 +30,8 @@ MOST = 1024
 MOST_GUARDS = 8
 """The number of guards of one key that are tried before facts are listed."""
 
-LISTINGS_OF_A_GUARD = 64
-"""How often facts are listed before they get another guard, for one that was dropped.
+LISTINGS_PER_GUARD = 64
+"""The number of calls that list the facts of a dropped guard before it is made again.
 Making a guard takes longer than listing facts.
 """
 
@@ -53,7 +53,8 @@ NUMBERS = frozenset({int, float, bool})
 
 Make = Callable[[Sequence[Any], Hashable, bool], Any]
 """A function that makes a value to be cached. It takes the first tensors of some facts,
-the pair of the key and the facts, and True if calls of these facts will likely repeat.
+the pair of the key and the facts, and `is_known`: True if calls of these facts will
+likely repeat.
 """
 
 
@@ -65,7 +66,7 @@ class Found:
     def __init__(self, value: Any):
         self.value = value
         self.again = 0
-        """How often its facts were listed again, because no guard held."""
+        """The number of later calls that listed its facts, because no guard held."""
 
 
 class FactsCache:
@@ -121,7 +122,7 @@ class FactsCache:
         found = self._found.get(exact)
         if found is None:
             return None if make is None else self._make(exact, tensors, make)
-        if found.again % LISTINGS_OF_A_GUARD == 0:
+        if found.again % LISTINGS_PER_GUARD == 0:
             self._guard(key, tensors, found.value)
         found.again += 1
         return found.value

@@ -23,7 +23,7 @@ Results = tuple[Any, ...]
 class TapedWork:
     """Work on tensors of equal facts, which is recorded and replayed."""
 
-    __slots__ = ("_has_run", "_is_known", "_refused", "_stored", "tape")
+    __slots__ = ("_is_known", "_runs", "_stored", "tape")
 
     def __init__(
         self, is_known: bool = False, stored: StoredTape | None = None
@@ -33,8 +33,7 @@ class TapedWork:
         `stored` is the place of its tape on the disk, if it may be there.
         """
         self._is_known = is_known
-        self._has_run = False
-        self._refused = False
+        self._runs = 0
         self._stored = stored
         self.tape: Tape | None = None
         """The tape that replays the work. None before a recording, and if it is
@@ -50,15 +49,18 @@ class TapedWork:
         """Return the results of `run`, whose second result allows a recording."""
         if (tape := self.load()) is not None:
             return tape(tensors)
-        is_first, self._has_run = not self._has_run, True
-        if self._refused or (is_first and not self._is_known):
-            return run()[0]
+        # A tape is refused for good at the second run only: the first one may read on
+        # the host what later runs find in caches.
+        runs = self._runs
+        if runs > 1 or (runs == 0 and not self._is_known):
+            results, _ = run()
+            self._runs = runs + 1
+            return results
         with without_dispatch_modes(), Recorder(tensors) as seen:
             results, may_repeat = run()
+        self._runs = runs + 1
         if may_repeat:
             self.tape = seen.tape(results, device)
-        # The first run may read on the host what later runs find in caches.
-        self._refused = self.tape is None and not is_first
         if self._stored is not None and self.tape is not None:
             self._stored.store(self.tape)
         return results
@@ -92,9 +94,9 @@ def repeat(
     return run() if found is None else found(tensors, device, lambda: (run(), True))
 
 
-def new_work(tensors: Sequence[Any], facts: Hashable, repeats: bool) -> TapedWork:
-    """Return a new `TapedWork`, recorded at its first run if it likely `repeats`."""
-    return TapedWork(repeats)
+def new_work(tensors: Sequence[Any], facts: Hashable, is_known: bool) -> TapedWork:
+    """Return a new `TapedWork`."""
+    return TapedWork(is_known)
 
 
 def tape_of(key: Hashable, tensors: Sequence[Any], device: torch.device) -> Tape | None:

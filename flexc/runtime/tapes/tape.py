@@ -153,7 +153,8 @@ class Launch:
         return {relocation.slot for relocation in self.relocations}
 
     def source(self, names: Names) -> str:
-        values = [names(value) for value in self.values]
+        moved = {relocation.position for relocation in self.relocations}
+        values = ["" if i in moved else names(v) for i, v in enumerate(self.values)]
         for position, slot, offset, make in self.relocations:
             named = slot in names.addresses
             address = f"a{slot}" if named else f"t{slot}.data_ptr()"

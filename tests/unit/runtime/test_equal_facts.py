@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flexc.runtime.replay.equal_facts import (
-    LISTINGS_OF_A_GUARD,
+    LISTINGS_PER_GUARD,
     MOST_GUARDS,
     FactsCache,
     Guard,
@@ -90,7 +90,7 @@ def test_what_is_kept_is_found_again() -> None:
     kept = FactsCache()
     made: list[Sequence[Any]] = []
 
-    def make(tensors: Sequence[Any], facts: object, repeats: bool) -> object:
+    def make(tensors: Sequence[Any], facts: object, is_known: bool) -> object:
         made.append(tensors)
         return object()
 
@@ -140,7 +140,7 @@ def test_a_dropped_guard_comes_back() -> None:
     for n in range(2, 2 + MOST_GUARDS):
         find(n, 2)
     assert not holds(1)
-    find(1, LISTINGS_OF_A_GUARD)
+    find(1, LISTINGS_PER_GUARD)
     assert holds(1)
 
 
