@@ -15,6 +15,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.layouts import Layout, Span, overlap, union
+from flexc.distributed.moves import gather, to_heads, to_tokens, way
 from flexc.distributed.plans import (
     METHODS,
     Estimate,
@@ -34,11 +35,8 @@ from flexc.distributed.ranks import (
     Summed,
     Whole,
     agree,
-    gather,
     group_of,
     has_gradient,
-    to_heads,
-    to_tokens,
 )
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
@@ -219,7 +217,7 @@ def context_parallel(
         return (
             f"{parts.queries.size} of {mesh_dim!r}, layout {queries.name}, method "
             f"{e.method}{', keys gathered again' if e.regathers else ''}, imbalance "
-            f"{e.imbalance:.2f}"
+            f"{e.imbalance:.2f}, rows {way(group, call.query.device)}"
         )
 
     with activate(Scope(NO_CHOICES, run, ranks=describe)):
@@ -408,7 +406,7 @@ def _gathered(
     """Compute with the keys and values that the rank needs, from first to last."""
     query, *own = operands
     bring = partial(gather, parts.group, parts.keys, needs=route.needs)
-    key, value = map(bring, own)
+    key, value = bring(own)
     needed = union(
         r for x in parts.keys.ranks for r in overlap(x, route.needs[parts.rank])
     )
@@ -448,10 +446,10 @@ def _by_heads(
                 'take method="ring" or "all-gather"'
             )
     layouts = (parts.queries, parts.keys, parts.keys)
-    found = [to_heads(group, x, t) for x, t in zip(layouts, operands, strict=True)]
+    found = to_heads(group, layouts, operands)
     shifted = mods.moved(head=parts.rank * (query.size(1) // size))
     out, lse = _attend(found, shifted, rest)  # pyright: ignore[reportArgumentType]
-    out, lse = (to_tokens(group, parts.queries, t) for t in (out, lse[..., None]))
+    out, lse = to_tokens(group, parts.queries, (out, lse[..., None]))
     return out, lse[..., 0]
 
 

@@ -1,7 +1,4 @@
-"""The ranks of a call: their parts, the agreement on a call, and moves between them.
-
-Moves have derivatives of every order.
-"""
+"""The ranks of a call: their parts, their agreement on it, and tensors of them all."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flexc.distributed.layouts import Layout, Runs, count, overlap, places, union
+from flexc.distributed.layouts import Layout
+from flexc.distributed.moves import connect, exchange, gather
 from flexc.errors import DistributedError, GradientError, did_you_mean
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.tensor_facts import sum_dtype
@@ -88,19 +86,6 @@ def group_of(mesh: DeviceMesh, mesh_dim: str) -> dist.ProcessGroup:
     return mesh.get_group(mesh_dim)
 
 
-@contextmanager
-def exchange(group: dist.ProcessGroup) -> Iterator[None]:
-    """Raise DistributedError if an exchange within the block fails."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise DistributedError(
-            f"rank {dist.get_rank(group)} lost the others in an exchange: a rank has "
-            "ended, failed alone, or was not there within the group's timeout; this "
-            f"rank's backend says: {str(error).strip().splitlines()[0][:300]}"
-        ) from error
-
-
 _agreed: WeakKeyDictionary[dist.ProcessGroup, Recent[bool]] = WeakKeyDictionary()
 """By a group, and a call's description: True if the ranks have compared it."""
 
@@ -148,19 +133,9 @@ def agree(
                 f"{queries} queries and {keys} keys"
             )
         known.get(lengths, lambda: True)
-    known.get(call.query.device, lambda: _connect(group, call.query.device))
+    connect(group, call.query.device)
     known.get(kind, lambda: True)
     return call, found
-
-
-def _connect(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Let NCCL connect a group, as all ranks must take part in its first exchange.
-
-    In those of a ring only ranks take part that send or receive.
-    """
-    with exchange(group):
-        dist.all_reduce(torch.zeros(1, device=device), group=group)
-    return True
 
 
 def _compare(calls: Sequence[dict[str, Any]]) -> None:
@@ -240,140 +215,6 @@ def has_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-@dataclass(frozen=True)
-class Moves:
-    """Rows that ranks send each other. A row that several ranks send is their sum."""
-
-    group: dist.ProcessGroup
-    sent: tuple[Runs, ...]
-    """The places here of the rows that each rank gets."""
-    received: tuple[Runs, ...]
-    """The places in the result of the rows that each rank sends."""
-    rows: tuple[int, int]
-    """The number of rows here and of the result."""
-
-    @property
-    def back(self) -> Moves:
-        """The moves of the derivative."""
-        before, after = self.rows
-        return Moves(self.group, self.received, self.sent, (after, before))
-
-    def run(self, own: Tensor) -> Tensor:
-        """Return the result, zeros where no rank sends a row. Sums are rounded once."""
-        own = dense(own)
-        arriving = tuple(run for runs in self.received for run in runs)
-        covered = count(union(arriving))
-        adds = covered < count(arriving)
-        wide = sum_dtype(own.dtype) if adds else own.dtype
-        make = own.new_zeros if adds or covered < self.rows[1] else own.new_empty
-        found = make((self.rows[1], *own.shape[1:]), dtype=wide)
-        arrived = self._exchange(own, None if adds else found)
-        for runs, part in zip(self.received, arrived, strict=True):
-            for run, piece in zip(runs, part.split([*map(len, runs), 0]), strict=False):
-                place = found[run.start : run.stop]
-                if adds:
-                    place += piece
-                elif place.data_ptr() != piece.data_ptr():
-                    place.copy_(piece)
-        return found.to(own.dtype)
-
-    def _exchange(self, own: Tensor, found: Tensor | None) -> list[Tensor]:
-        """Return the rows that each rank sends. Neighbours arrive in `found`."""
-        rank = dist.get_rank(self.group)
-        ops: list[dist.P2POp] = []
-        parts: list[Tensor] = []
-        for peer, some in enumerate(self.sent):
-            to = self.received[peer]
-            sent = [own[run.start : run.stop] for run in some] or [own[:0]]
-            message = sent[0] if len(sent) == 1 else torch.cat(sent)
-            if peer == rank:
-                parts.append(message)
-                continue
-            if found is not None and len(to) == 1:
-                part = found[to[0].start : to[0].stop]
-            else:
-                part = own.new_empty((count(to), *own.shape[1:]))
-            parts.append(part)
-            ops += [
-                dist.P2POp(op, tensor, group=self.group, group_peer=peer)
-                for op, tensor in ((dist.isend, message), (dist.irecv, part))
-                if tensor.numel()
-            ]
-        with exchange(self.group):
-            for work in dist.batch_isend_irecv(ops) if ops else []:
-                work.wait()
-        return parts
-
-
-class Dense(torch.autograd.Function):
-    """A contiguous copy, made 16 bytes at a time where the memory allows it.
-
-    The gradient of the copy is the tensor's.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        size = tensor.dtype.itemsize
-        wide = WIDEST.itemsize // size
-        starts = tensor.data_ptr() // size, tensor.storage_offset()
-        steps = (*starts, *tensor.stride()[:-1], tensor.size(-1))
-        if tensor.stride(-1) != 1 or any(step % wide for step in steps):
-            return tensor.contiguous()
-        return tensor.view(WIDEST).contiguous().view(tensor.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
-        return grad
-
-
-WIDEST = torch.complex128
-"""The elements that torch's kernels copy fastest where a tensor is not contiguous."""
-
-
-def dense(tensor: Tensor) -> Any:
-    """Return the tensor, or a contiguous copy."""
-    return tensor if tensor.is_contiguous() else Dense.apply(tensor)
-
-
-class Moved(torch.autograd.Function):
-    """The rows of a tensor, moved among ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, moves: Moves, own: Tensor) -> Tensor:
-        ctx.moves = moves
-        return moves.run(own)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
-        return None, Moved.apply(ctx.moves.back, grad)
-
-
-def gather(
-    group: dist.ProcessGroup,
-    layout: Layout,
-    own: Tensor,
-    needs: Sequence[Runs] | None = None,
-) -> Tensor:
-    """Return the tokens of all ranks in order, given those of this one.
-
-    Or from the first that this rank needs to the last, given the needs of all ranks.
-    """
-    rank = dist.get_rank(group)
-    needs = needs or [(range(layout.length),)] * layout.size
-    runs = layout.ranks[rank]
-    sent = tuple(tuple(places(runs, overlap(runs, need))) for need in needs)
-    arriving = [overlap(other, needs[rank]) for other in layout.ranks]
-    needed = union(run for some in arriving for run in some)
-    first, end = (needed[0].start, needed[-1].stop) if needed else (0, 0)
-    received = tuple(
-        tuple(range(run.start - first, run.stop - first) for run in some)
-        for some in arriving
-    )
-    moves = Moves(group, sent, received, (count(runs), end - first))
-    tokens: Any = Moved.apply(moves, own.permute(2, 0, 1, 3))
-    return tokens.permute(1, 2, 0, 3)
-
-
 class Regathered:
     """Gathered tensors that autograd does not keep, but gathers again for a backward.
 
@@ -381,9 +222,12 @@ class Regathered:
     order of the tensors, so that the ranks gather alike.
     """
 
-    def __init__(self, gather: Callable[[Tensor], Tensor], own: Sequence[Tensor]):
+    def __init__(
+        self, gather: Callable[[Sequence[Tensor]], list[Tensor]], own: Sequence[Tensor]
+    ):
         self._gather = gather
-        self._own = [(t.detach(), t._version) for t in own]
+        self._own = [t.detach() for t in own]
+        self._versions = [t._version for t in own]
         self._places: dict[tuple[int, torch.Size], int] = {}
         self._left = self._uses = 0
         self._found: list[Tensor] = []
@@ -408,47 +252,21 @@ class Regathered:
             return packed
         if not self._left:
             self._left = self._uses
-            self._found = [self._again(*own) for own in self._own]
+            self._found = self._again()
         self._left -= 1
         found = self._found[packed]
         if not self._left:
             self._found = []
         return found
 
-    def _again(self, own: Tensor, version: int) -> Tensor:
-        if own._version != version:
+    def _again(self) -> list[Tensor]:
+        if [t._version for t in self._own] != self._versions:
             raise GradientError(
                 "keys and values are gathered again for the backward, and have been "
                 "modified by an in-place operation since the forward"
             )
         with torch.no_grad():
-            return self._gather(own)
-
-
-def _moves_to_heads(group: dist.ProcessGroup, layout: Layout) -> Moves:
-    """Return the moves of a rank's tokens, once for each rank's share of the heads."""
-    runs = layout.ranks[dist.get_rank(group)]
-    here, length = places(runs, runs), count(runs)
-    sent = tuple(
-        tuple(range(p.start + i * length, p.stop + i * length) for p in here)
-        for i in range(layout.size)
-    )
-    return Moves(group, sent, layout.ranks, (layout.size * length, layout.length))
-
-
-def to_heads(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
-    """Return all tokens of this rank's share of the heads, given its own tokens."""
-    shares = dense(own.unflatten(1, (layout.size, -1)).permute(1, 3, 0, 2, 4))
-    tokens: Any = Moved.apply(_moves_to_heads(group, layout), shares.flatten(0, 1))
-    return tokens.permute(1, 2, 0, 3)
-
-
-def to_tokens(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
-    """Return all heads of this rank's tokens, given its share of the heads."""
-    moves = _moves_to_heads(group, layout).back
-    shares: Any = Moved.apply(moves, own.permute(2, 0, 1, 3))
-    found = shares.unflatten(0, (layout.size, moves.rows[1] // layout.size))
-    return dense(found.permute(2, 0, 3, 1, 4)).flatten(1, 2)
+            return self._gather(self._own)
 
 
 class Summed(torch.autograd.Function):
@@ -503,7 +321,8 @@ class Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Any, layout: Layout, own: Tensor) -> Tensor:
         ctx.given = group, layout
-        return gather(group, layout, own).contiguous()
+        (whole,) = gather(group, layout, [own])
+        return whole.contiguous()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -30,6 +31,7 @@ from flexc.distributed import (
     Layout,
     context_parallel,
     context_parallel_attention,
+    moves,
 )
 from flexc.errors import ShapeError
 from flexc.runtime.kernels.driver import counters
@@ -284,12 +286,64 @@ def two_ranks(
 
 
 def two_gpus(mesh: DeviceMesh) -> dict[Any, Any]:
+    """Compare calls whose rows come in messages, and are read, however few they are."""
     outcomes: dict[Any, Any] = {
         (c, m): outcome(c, m, mesh) for c in TWO for m in METHODS
     }
+    with mock.patch.object(moves, "LEAST_READ", 1):
+        for case, method in product(TWO, ("all-gather", "all-to-all")):
+            outcomes[case, method, "read"] = outcome(case, method, mesh)
     for case in WHOLE:
         outcomes[case, "whole"] = whole_outcome(case, mesh)
     return outcomes
+
+
+class FileMemory:
+    """Memory that processes of a CPU share, in place of GPUs' memory."""
+
+    def __init__(self, group: dist.ProcessGroup, folder: str):
+        self.group, self.folder = group, folder
+        self.fences = 0
+
+    def reserve(self, size: int) -> None:
+        self.size = size
+
+    def rows_of(
+        self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
+        end = start + torch.Size(shape).numel() * dtype.itemsize
+        path = f"{self.folder}/{rank}"
+        memory = torch.from_file(path, True, end, dtype=torch.uint8)
+        return memory[start:].view(dtype).view(*shape)
+
+    def copy(self, place: Tensor, source: Tensor) -> Tensor:
+        return place.copy_(source)
+
+    def in_turn(self) -> nullcontext[None]:
+        return nullcontext()
+
+    beside = in_turn
+
+    def fence(self) -> None:
+        self.fences += 1
+        dist.barrier(self.group)
+
+
+def read_rows(mesh: DeviceMesh, cases: Sequence[Case], folder: str) -> dict[Any, Any]:
+    """Compare calls whose ranks read each other's rows in shared memory."""
+    group = mesh.get_group()
+    memory = FileMemory(group, folder)
+    found: dict[Any, Any] = {}
+    connected = {group: {torch.device("cpu"): memory}}
+    with (
+        mock.patch.object(moves, "LEAST_READ", 1),
+        mock.patch.object(moves, "_shared", connected),
+    ):
+        for case, method in product(cases, ("all-gather", "all-to-all")):
+            found[case, method] = outcome(case, method, mesh)
+        found["second order"] = second_order(mesh, "all-gather")
+    assert memory.fences
+    return found
 
 
 def second_order(mesh: DeviceMesh, method: str) -> float:

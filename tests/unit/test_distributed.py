@@ -33,6 +33,7 @@ from flexc.distributed import (
     plan,
 )
 from flexc.distributed.layouts import MOST_RUNS, Runs, Span, carried_keys
+from flexc.distributed.moves import dense
 from flexc.distributed.plans import (
     BACKWARD,
     Problem,
@@ -40,7 +41,7 @@ from flexc.distributed.plans import (
     Visits,
     find_route,
 )
-from flexc.distributed.ranks import Parts, dense
+from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
     DistributedError,
@@ -65,6 +66,7 @@ from tests.support.context_parallel import (
     four_ranks,
     leave,
     masks,
+    read_rows,
     run_ranks,
     two_ranks,
 )
@@ -151,6 +153,20 @@ def test_gathered_keys_are_not_kept(two: Found) -> None:
 def test_second_order(two: Found, method: str) -> None:
     for outcomes, _ in two:
         assert outcomes["second order", method] < 1e-12
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rows_that_ranks_read(tmp_path: Path, ranks: int) -> None:
+    """Files stand for the memory of GPUs that reach each other's."""
+    cases = TWO[::3] if ranks == 2 else [c for c in FOUR if ranks == len(c.lengths)]
+    results, shown = tmp_path / "results", tmp_path / "shown"
+    results.mkdir()
+    shown.mkdir()
+    work = partial(read_rows, cases=cases, folder=str(shown))
+    for outcomes in run_ranks(ranks, results, work):
+        assert outcomes.pop("second order") < 1e-12
+        wrong = {c: o for c, o in outcomes.items() if max(o.errors.values()) > 1}
+        assert not wrong
 
 
 def test_rows_of_memory_that_another_library_allocated() -> None:
