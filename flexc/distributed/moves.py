@@ -36,6 +36,9 @@ WIDEST = torch.complex128
 """The elements that torch's kernels copy fastest where a tensor is not contiguous."""
 
 
+HEADS_FIRST = (1, 2, 0, 3)
+"""The order in memory of rows (S, B, H, D) that are contiguous as (B, H, S, D)."""
+
 Copy = Callable[[Tensor, Tensor], Tensor]
 """A function that copies to its first argument, and returns it."""
 
@@ -125,15 +128,19 @@ class Moves:
 
         return Moves(self.group, sides)
 
-    def result(self, own: Tensor) -> Tensor:
-        """Return the tensor that rows arrive in, zeros where no rank sends a row."""
+    def result(self, own: Tensor, order: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+        """Return the tensor that rows arrive in, zeros where no rank sends a row.
+
+        Its dimensions lie in memory in this order.
+        """
         before, after = self.before, self.after
         heads = own.size(2) // (len(before.runs) if before.has_shares else 1)
         heads *= len(after.runs) if after.has_shares else 1
         covered = count(union(run for runs in after.runs for run in runs))
-        make = own.new_zeros if self.adds or covered < after.rows else own.new_empty
+        dtype = sum_dtype(own.dtype) if self.adds else own.dtype
         shape = after.rows, own.size(1), heads, own.size(3)
-        return make(shape, dtype=sum_dtype(own.dtype) if self.adds else own.dtype)
+        found = torch.empty_permuted(shape, order, dtype=dtype, device=own.device)
+        return found.zero_() if self.adds or covered < after.rows else found
 
     def put(
         self, found: Tensor, rank: int, arrived: Sequence[Tensor], copy: Copy
@@ -153,13 +160,17 @@ class Moves:
 
 def run(moves: Sequence[Moves], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the results of moves of one group. Sums are rounded once."""
-    results = [m.result(t) for m, t in zip(moves, tensors, strict=True)]
     group, device = moves[0].group, tensors[0].device
     sizes = [m.most_bytes(t) for m, t in zip(moves, tensors, strict=True)]
     memory = _shared.get(group, {}).get(device, "")
     if isinstance(memory, str) or sum(sizes) < LEAST_READ:
+        results = [m.result(t) for m, t in zip(moves, tensors, strict=True)]
         _send(moves, tensors, results)
     else:
+        # Heads first: copies between GPUs are of many neighbouring bytes.
+        results = [
+            m.result(t, HEADS_FIRST) for m, t in zip(moves, tensors, strict=True)
+        ]
         _read(moves, tensors, results, sizes, memory)
     return [r.to(t.dtype) for r, t in zip(results, tensors, strict=True)]
 
@@ -177,9 +188,10 @@ def _read(
     """
     starts = list(accumulate((_aligned(size) for size in sizes), initial=0))
     memory.reserve(starts[-1])
+    given = zip(moves, tensors, results, sizes, starts, strict=False)
     with memory.in_turn():
         memory.fence()  # All ranks have read what it held before.
-        for m, own, found, start in zip(moves, tensors, results, starts, strict=False):
+        for m, own, found, _, start in sorted(given, key=lambda x: x[3], reverse=True):
             shown = [
                 memory.rows_of(rank, start, (side.rows, *own.shape[1:]), own.dtype)
                 for rank, (side, _) in enumerate(m.all_sides)
@@ -190,12 +202,14 @@ def _read(
             for place, piece in zip(*pieces, strict=True):
                 copy(place, piece)
             memory.fence()
-            shown[m.rank] = own
             with memory.beside():
                 # Each rank begins with its neighbour, so that all links are in use.
-                for rank in (*range(m.rank + 1, len(shown)), *range(m.rank + 1)):
+                for rank in (*range(m.rank + 1, len(shown)), *range(m.rank)):
                     side, _ = m.all_sides[rank]
                     m.put(found, rank, side.pieces(shown[rank], m.rank), memory.copy)
+            if m.adds:
+                memory.join()
+            m.put(found, m.rank, m.before.pieces(own, m.rank), copy)
 
 
 def _send(
@@ -325,7 +339,7 @@ class SharedMemory(Protocol):
     def rows_of(
         self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
-        """Return a tensor at a byte of a rank's memory."""
+        """Return a tensor (n, B, H, D) at a byte of a rank's memory, heads first."""
         ...
 
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
@@ -337,9 +351,11 @@ class SharedMemory(Protocol):
         ...
 
     def beside(self) -> AbstractContextManager[None]:
-        """Let copies begin after what came before, beside what comes after. The end of
-        `in_turn` waits for them.
-        """
+        """Let copies begin after what came before, beside what comes after."""
+        ...
+
+    def join(self) -> None:
+        """Let what comes after wait for what is beside. The end of `in_turn` does."""
         ...
 
     def fence(self) -> None:
@@ -349,6 +365,10 @@ class SharedMemory(Protocol):
 
 DEVICE_MEMORY = 2
 """The driver's CU_MEMORYTYPE_DEVICE."""
+
+
+MOST_PITCH = 2**31 - 1
+"""The most bytes from row to row that the driver copies."""
 
 
 class _Copy2D(ctypes.Structure):
@@ -369,20 +389,17 @@ class _Copy2D(ctypes.Structure):
     ] + [("WidthInBytes", ctypes.c_size_t), ("Height", ctypes.c_size_t)]
 
 
-def _pitched(tensor: Tensor) -> int | None:
-    """Return the bytes from row to row of a tensor (n, B, H, D), taken as n B rows.
-
-    None if they are not all alike.
+def _blocks(place: Tensor, source: Tensor) -> list[tuple[int, int, int]]:
+    """Return the sizes and the two strides of a copy, the innermost last, neighbouring
+    dimensions joined where they are so in both tensors.
     """
-    _, batch, heads, dim = tensor.shape
-    row, of_batch, head, element = tensor.stride()
-    if (
-        element != 1
-        or (heads > 1 and head != dim)
-        or (batch > 1 and row != batch * of_batch)
-    ):
-        return None
-    return (of_batch if batch > 1 else row) * tensor.dtype.itemsize
+    dims = zip(place.shape, place.stride(), source.stride(), strict=True)
+    found: list[tuple[int, int, int]] = []
+    for size, to, of in sorted((d for d in dims if d[0] != 1), key=lambda d: -d[1]):
+        if found and found[-1][1:] == (size * to, size * of):
+            size *= found.pop()[0]
+        found.append((size, to, of))
+    return found
 
 
 class PeerMemory:
@@ -415,22 +432,36 @@ class PeerMemory:
         self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
         end = start + torch.Size(shape).numel() * dtype.itemsize
-        return self._parts[rank][start:end].view(dtype).view(*shape)
+        n, batch, heads, dim = shape
+        memory = self._parts[rank][start:end].view(dtype)
+        return memory.view(batch, heads, n, dim).permute(2, 0, 1, 3)
 
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
-        """Copy by an engine that takes no multiprocessor, where rows allow it."""
-        to, of = _pitched(place), _pitched(source)
-        if (
-            to is None
-            or of is None
-            or (place.is_contiguous() and source.is_contiguous())
-        ):
+        """Copy by an engine that takes no multiprocessor, where blocks are wide."""
+        *outer, (width, *steps) = _blocks(place, source) or [(1, 1, 1)]
+        if steps != [1, 1] or len(outer) > 2:
             return copy(place, source)
-        rows, batch, heads, dim = place.shape
+        *outer, (height, to, of) = outer or [(1, width, width)]
+        if max(to, of) * place.dtype.itemsize > MOST_PITCH:
+            return copy(place, source)
+        count, *starts = outer[0] if outer else (1, 0, 0)
+        size = place.dtype.itemsize
+        for i in range(count):
+            at = [
+                t.data_ptr() + i * start * size
+                for t, start in zip((place, source), starts, strict=True)
+            ]
+            self._copy_block(at, (to * size, of * size), width * size, height)
+        return place
+
+    def _copy_block(
+        self, at: Sequence[int], pitch: Sequence[int], width: int, height: int
+    ) -> None:
+        """Copy rows of bytes between two places."""
         given = _Copy2D(
-            srcMemoryType=DEVICE_MEMORY, srcDevice=source.data_ptr(), srcPitch=of,
-            dstMemoryType=DEVICE_MEMORY, dstDevice=place.data_ptr(), dstPitch=to,
-            WidthInBytes=heads * dim * place.dtype.itemsize, Height=rows * batch,
+            dstMemoryType=DEVICE_MEMORY, dstDevice=at[0], dstPitch=pitch[0],
+            srcMemoryType=DEVICE_MEMORY, srcDevice=at[1], srcPitch=pitch[1],
+            WidthInBytes=width, Height=height,
         )  # fmt: skip
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         fault = self._driver.cuMemcpy2DAsync_v2(ctypes.byref(given), stream)
@@ -438,7 +469,6 @@ class PeerMemory:
             raise DistributedError(
                 f"cuMemcpy2DAsync of rows between GPUs gives CUDA's error {fault}"
             )
-        return place
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
@@ -446,10 +476,9 @@ class PeerMemory:
         if self._last is not None and not is_captured:
             self._last.wait()
         yield
-        stream = torch.cuda.current_stream()
-        stream.wait_stream(self._engine)
+        self.join()
         if not is_captured:
-            self._last = stream.record_event()
+            self._last = torch.cuda.current_stream().record_event()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -457,9 +486,13 @@ class PeerMemory:
         with torch.cuda.stream(self._engine):
             yield
 
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._engine)
+
     def fence(self) -> None:
         with exchange(self.group):
-            dist.all_reduce(self._flag, group=self.group)
+            # dist.all_reduce of the same takes a host much longer.
+            self.group.allreduce([self._flag]).wait()
 
 
 _shared: WeakKeyDictionary[

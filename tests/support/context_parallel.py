@@ -314,7 +314,9 @@ class FileMemory:
         end = start + torch.Size(shape).numel() * dtype.itemsize
         path = f"{self.folder}/{rank}"
         memory = torch.from_file(path, True, end, dtype=torch.uint8)
-        return memory[start:].view(dtype).view(*shape)
+        n, batch, heads, dim = shape
+        found = memory[start:].view(dtype).view(batch, heads, n, dim)
+        return found.permute(2, 0, 1, 3)
 
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
         return place.copy_(source)
@@ -323,6 +325,8 @@ class FileMemory:
         return nullcontext()
 
     beside = in_turn
+
+    def join(self) -> None: ...
 
     def fence(self) -> None:
         self.fences += 1
