@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.layouts import Layout, Span, overlap, union
-from flexc.distributed.moves import gather, to_heads, to_tokens, way
+from flexc.distributed.moves import gather, to_heads, to_tokens
 from flexc.distributed.plans import (
     METHODS,
     Estimate,
@@ -39,6 +39,7 @@ from flexc.distributed.ranks import (
     has_gradient,
 )
 from flexc.distributed.ring import Ring, RingAttention
+from flexc.distributed.shared_memory import way
 from flexc.errors import (
     BlockMaskError,
     DeviceError,

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flexc.distributed.layouts import Runs, Span, count, places, take, without
-from flexc.distributed.moves import exchange
 from flexc.distributed.plans import Route
+from flexc.distributed.shared_memory import exchange
 from flexc.errors import GradientError
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives

@@ -31,7 +31,7 @@ from flexc.distributed import (
     Layout,
     context_parallel,
     context_parallel_attention,
-    moves,
+    shared_memory,
 )
 from flexc.errors import ShapeError
 from flexc.runtime.kernels.driver import counters
@@ -290,7 +290,7 @@ def two_gpus(mesh: DeviceMesh) -> dict[Any, Any]:
     outcomes: dict[Any, Any] = {
         (c, m): outcome(c, m, mesh) for c in TWO for m in METHODS
     }
-    with mock.patch.object(moves, "LEAST_READ", 1):
+    with mock.patch.object(shared_memory, "LEAST_READ", 1):
         for case, method in product(TWO, ("all-gather", "all-to-all")):
             outcomes[case, method, "read"] = outcome(case, method, mesh)
     for case in WHOLE:
@@ -322,9 +322,11 @@ class FileMemory:
         return place.copy_(source)
 
     def in_turn(self) -> nullcontext[None]:
+        self.fence()
         return nullcontext()
 
-    beside = in_turn
+    def beside(self) -> nullcontext[None]:
+        return nullcontext()
 
     def join(self) -> None: ...
 
@@ -340,8 +342,8 @@ def read_rows(mesh: DeviceMesh, cases: Sequence[Case], folder: str) -> dict[Any,
     found: dict[Any, Any] = {}
     connected = {group: {torch.device("cpu"): memory}}
     with (
-        mock.patch.object(moves, "LEAST_READ", 1),
-        mock.patch.object(moves, "_shared", connected),
+        mock.patch.object(shared_memory, "LEAST_READ", 1),
+        mock.patch.object(shared_memory, "_shared", connected),
     ):
         for case, method in product(cases, ("all-gather", "all-to-all")):
             found[case, method] = outcome(case, method, mesh)
