@@ -86,7 +86,7 @@ def lower(call: Attention, target: str = "sm90") -> KernelSpec:
     module = proofs.stated_in(compiled.attention.module)
     build = replace(compiled.build, capability=triton_kernels.CAPABILITY[target])
     with triton_kernels.vendor_of(target):
-        return driver.lower(module, build, TRITON)
+        return driver.lower(module.clone(), build, TRITON)
 
 
 CALLS = {
