@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -43,6 +44,7 @@ from flexc.distributed.plans import (
 )
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
+from flexc.distributed.shared_memory import PeerMemory
 from flexc.errors import (
     DistributedError,
     DtypeError,
@@ -167,6 +169,37 @@ def test_rows_that_ranks_read(tmp_path: Path, ranks: int) -> None:
         assert outcomes.pop("second order") < 1e-12
         wrong = {c: o for c, o in outcomes.items() if max(o.errors.values()) > 1}
         assert not wrong
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("shares", [1, 2, 4])
+def test_blocks_of_a_copy_between_gpus(batch: int, shares: int) -> None:
+    """The engine gets blocks that it can copy, which are all elements, each once."""
+
+    class Engine(PeerMemory):
+        def __init__(self) -> None:
+            self.heights: list[int] = []
+
+        def _copy_block(
+            self, at: Sequence[int], pitch: Sequence[int], width: int, height: int
+        ) -> None:
+            assert width <= min(pitch)
+            self.heights.append(height)
+            for row in range(height):
+                to, of = (a + row * p for a, p in zip(at, pitch, strict=True))
+                ctypes.memmove(to, of, width)
+
+    heads, rows = 4, 10
+    source = torch.randn(batch, heads, rows, 8).permute(2, 0, 1, 3)
+    share = heads // shares
+    found = torch.zeros(batch, share, 3 * rows, 8).permute(2, 0, 1, 3)
+    engine = Engine()
+    engine.copy(found[5:12], source.chunk(shares, 2)[-1][:7])
+    assert found[5:12].equal(source[:7, :, heads - share :])
+    assert found.count_nonzero() == 7 * batch * share * 8
+    assert sum(engine.heights) == batch * share
+    pairs = found[:3, 0, 0, ::2], source[:3, 0, 0, ::2]
+    assert engine.copy(*pairs).equal(pairs[1])  # Not for the engine.
 
 
 def test_rows_of_memory_that_another_library_allocated() -> None:

@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 
 from flexc.errors import FlexcError
 from flexc.runtime.kernels.cpp_compiler import find_command, processor, tile_refusal
-from flexc.runtime.kernels.cpp_library import CppFunction, Symbol, open_symbol
+from flexc.runtime.kernels.cpp_loader import CppFunction, Symbol, open_symbol
 from flexc.runtime.kernels.kernel import load_spec, store_spec
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import load, store, versions
