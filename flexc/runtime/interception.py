@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
-from flexc.errors import TracingError
 from flexc.runtime.inputs.arguments import Results
 from flexc.runtime.inputs.options import DYNAMO_OPTIONS, Choices, read_choices_of_scope
-from flexc.runtime.inputs.wrappers import has_dispatch, is_transformed
+from flexc.runtime.inputs.wrappers import OnlyRunError, has_dispatch, is_transformed
 from flexc.runtime.tapes.recorder import recorder
 
 if TYPE_CHECKING:
@@ -187,10 +186,6 @@ def is_seen(query: Any, key: Any, value: Any) -> bool:
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_functional: Any = torch._is_functional_tensor  # pyright: ignore
 _transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
-
-
-class OnlyRunError(TracingError):
-    """A capture meets code that can only be run, such as a transform of torch.func."""
 
 
 def check_not_transformed() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -18,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from flexc.frontend.guards import ExactShapeEnv, Guards, Symbols, number_guard
 from flexc.frontend.walk import Capture
+from flexc.runtime.inputs.wrappers import CaptureMode
 
 Place = tuple[int, int | None]
 """The slot of a capture, and one of its dimensions, or None for a number."""
@@ -53,7 +53,7 @@ def extents(captures: Sequence[Capture]) -> tuple[Any, ...]:
     return tuple(c.shape if isinstance(c, Tensor) else c for c in captures)
 
 
-class FakeMode(FakeTensorMode):
+class FakeMode(CaptureMode):
     """A fake mode that disables profilers for its own code.
 
     Its code is slow under a profiler and is not the user's.

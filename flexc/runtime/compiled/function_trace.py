@@ -40,8 +40,8 @@ from flexc.runtime.compiled.call_symbols import FakeCall, Place
 from flexc.runtime.compiled.function_state import CallState, read_call
 from flexc.runtime.inputs.arguments import NO_BLOCKS
 from flexc.runtime.inputs.options import Choices, kernel_options
+from flexc.runtime.inputs.wrappers import OnlyRunError
 from flexc.runtime.interception import (
-    OnlyRunError,
     Results,
     Scope,
     activate,

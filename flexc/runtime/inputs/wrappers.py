@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from flexc.errors import FlexcError, ShapeError
+from flexc.errors import FlexcError, ShapeError, TracingError
 from flexc.frontend.code_facts import SILENT_METHODS, names_in
 from flexc.runtime.inputs.arguments import DENSE
 
@@ -72,8 +72,11 @@ def is_batched(tensor: Tensor) -> bool:
     return False
 
 
-def tracing(query: Tensor) -> str | None:
-    """Return a description of the tracer of a call, None if the call has real data."""
+def tracing(query: Tensor | None = None) -> str | None:
+    """Return a description of the tracer of a call, None if the call has real data.
+
+    Without a query, only torch's modes are asked.
+    """
     if type(query) is not Tensor and isinstance(query, FakeTensor | FunctionalTensor):
         return "a fake tensor"
     if torch._C._len_torch_dispatch_stack():
@@ -81,6 +84,21 @@ def tracing(query: Tensor) -> str | None:
             if isinstance(mode, TRACING_MODES):
                 return f"a call under {type(mode).__name__}"
     return None
+
+
+class OnlyRunError(TracingError):
+    """A capture meets code that can only be run, such as a transform of torch.func."""
+
+
+class CaptureMode(FakeTensorMode):
+    """A fake mode of `flexc.compile`, which runs a function that it cannot capture."""
+
+
+def check_runs(what: str) -> None:
+    """Let a function of `flexc.compile` that contains `what` only run."""
+    modes = _get_current_dispatch_mode_stack()
+    if any(isinstance(mode, CaptureMode) for mode in modes):
+        raise OnlyRunError(f"{what} is not captured")
 
 
 _Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,7 +16,7 @@ from flexc.frontend.signatures import check_callable
 from flexc.runtime.inputs.notes import sign
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
-from flexc.runtime.inputs.wrappers import check_captured
+from flexc.runtime.inputs.wrappers import check_captured, check_runs, tracing
 from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.planner.plans import (
     Planning,
@@ -83,9 +83,14 @@ def create_block_mask(
     Raises:
         FlexcError: one of the classes of `flexc.errors`.
 
-    Code compiled by `torch.compile` calls torch's own function instead.
+    Code that `torch.compile` or another tracer of torch captures calls torch's own
+    function instead. A function of `flexc.compile` that makes a BlockMask is run.
     """
-    if torch.compiler.is_dynamo_compiling():
+    in_dynamo = torch.compiler.is_dynamo_compiling()
+    if not in_dynamo:
+        check_runs("flexc.create_block_mask")
+    # Kernels would write to tensors without data.
+    if in_dynamo or tracing() is not None:
         device = str(default_device(device))
         made = torch_flex.create_block_mask(
             mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE

@@ -180,17 +180,18 @@ def test_closures_are_read_live() -> None:
     torch.testing.assert_close(fn(q), attended * 2 + 1)
 
 
-def test_block_masks_made_inside_and_given() -> None:
+@pytest.mark.parametrize("make", [create_block_mask, flexc.create_block_mask])
+def test_block_masks_made_inside_and_given(make: Any) -> None:
     def inside(q: Tensor) -> Any:
         length = q.size(2)
-        mask = create_block_mask(causal, None, None, length, length, device="cpu")
+        mask = make(causal, None, None, length, length, device="cpu")
         return flex_attention(q, q, q, block_mask=mask)
 
     def given(q: Tensor, mask: BlockMask) -> Any:
         return flex_attention(q, q, q, block_mask=mask)
 
     q, other = qkv(length=300)[:2]
-    mask = create_block_mask(causal, None, None, 300, 300, device="cpu")
+    mask = make(causal, None, None, 300, 300, device="cpu")
     for compiled in (COMPILE(inside), functools.partial(COMPILE(given), mask=mask)):
         for tensor in (q, other):
             expected = dense(tensor, tensor, tensor, mask_mod=causal)
@@ -198,6 +199,27 @@ def test_block_masks_made_inside_and_given() -> None:
     assert traces(lambda: compiled(q)) == 0
     with pytest.raises(errors.BlockMaskError, match="made for"):
         COMPILE(given)(qkv(length=200)[0], mask)
+
+
+def test_own_block_masks_made_inside_read_what_is_given() -> None:
+    """No capture knows the values by which blocks are classified."""
+
+    @COMPILE
+    def packed(q: Tensor, document: Tensor) -> Any:
+        def same(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return document[i] == document[j]
+
+        n = q.size(2)
+        mask = flexc.create_block_mask(same, None, None, n, n, "cpu", BLOCK_SIZE=16)
+        return flex_attention(q, q, q, block_mask=mask)
+
+    for n in (40, 70):
+        q, document = qkv(length=n)[0], torch.arange(n) // 20
+
+        def same(b: Tensor, h: Tensor, i: Tensor, j: Tensor, d: Any = document) -> Any:
+            return d[i] == d[j]
+
+        torch.testing.assert_close(packed(q, document), dense(q, q, q, mask_mod=same))
 
 
 def test_inputs_are_written_to() -> None:

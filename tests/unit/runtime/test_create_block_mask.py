@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
@@ -312,3 +314,20 @@ def test_full_blocks_may_be_partial(block: Any) -> None:
     q, k = torch.randn(1, 2, 100, 8), torch.randn(1, 2, 90, 8)
     whole = flexc.flex_attention(q, k, k, mask_mod=mask)
     torch.testing.assert_close(flexc.flex_attention(q, k, k, block_mask=found), whole)
+
+
+def test_tracers_see_ops_of_torch() -> None:
+    """A kernel would write to tables without data."""
+
+    def attend(q: Tensor) -> Any:
+        n = q.size(2)
+        blocks = flexc.create_block_mask(good, None, None, n, n, "cpu", BLOCK_SIZE=16)
+        return flexc.flex_attention(q, q, q, block_mask=blocks)
+
+    q = torch.randn(1, 2, 40, 8)
+    expected = flexc.flex_attention(q, q, q, mask_mod=good)
+    for mode in ("real", "fake"):
+        torch.testing.assert_close(make_fx(attend, tracing_mode=mode)(q)(q), expected)
+    with FakeTensorMode():
+        made = flexc.create_block_mask(good, None, None, 40, 40, "cpu")
+    assert isinstance(made.kv_indices, FakeTensor)
