@@ -12,6 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Iterable
+from cProfile import Profile
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -62,6 +63,19 @@ _PYTHONS_GENERATOR = random.random.__self__  # pyright: ignore
 _APPLY = torch.autograd.Function.apply.__func__.__code__
 
 
+def set_profiler(profiler: Any) -> None:
+    """Set a profiler, such as one that `sys.getprofile` returned.
+
+    Python 3.11's cProfile is a profiler in C, which `sys.setprofile` cannot set. It
+    pairs calls and returns by their order, so one function replaces it and sets it
+    again: the returns that it sees are as many as the calls that it saw.
+    """
+    if isinstance(profiler, Profile):
+        profiler.enable()
+    else:
+        sys.setprofile(profiler)
+
+
 class CallWatch:
     """A profiler that sees each function that a mod calls, in Python and in C.
 
@@ -90,15 +104,16 @@ class CallWatch:
         self._collects = gc.isenabled()
         gc.disable()
         self._outer = sys.getprofile()
-        if isinstance(getattr(self._outer, "__self__", self), CallWatch):
-            sys.setprofile(self._event)
+        owner = getattr(self._outer, "__self__", self._outer)
+        if owner is None or isinstance(owner, CallWatch | Profile):
+            set_profiler(self._event)
         else:  # Only one profiler can be active.
             self._note("a profiler was active")
         return self
 
     def __exit__(self, *_: object) -> None:
         if sys.getprofile() == self._event:
-            sys.setprofile(self._outer)
+            set_profiler(self._outer)
         if self._collects:
             gc.enable()
         self.numpy_drew |= _numpy_state() != self._numpy_state

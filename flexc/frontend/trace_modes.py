@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from flexc.errors import MutationError, UnsupportedOpError
+from flexc.frontend.call_watch import set_profiler
 
 
 class DetachWithoutGrad(TorchFunctionMode):
@@ -138,11 +139,11 @@ class TensorWatch(TorchFunctionMode):
     ) -> Any:
         # torch's own calls are many, and are not the mod's.
         profiler = sys.getprofile()
-        sys.setprofile(None)
+        set_profiler(None)
         try:
             return self._call(func, args, kwargs or {})
         finally:
-            sys.setprofile(profiler)
+            set_profiler(profiler)
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if _sets(func):

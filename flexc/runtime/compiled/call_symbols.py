@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
+from flexc.frontend.call_watch import set_profiler
 from flexc.frontend.guards import ExactShapeEnv, Guards, Symbols, number_guard
 from flexc.frontend.walk import Capture
 from flexc.runtime.inputs.wrappers import CaptureMode
@@ -66,11 +67,11 @@ class FakeMode(CaptureMode):
 
     def __torch_dispatch__(self, *args: Any, **kwargs: Any) -> Any:
         profiler = sys.getprofile()
-        sys.setprofile(None)
+        set_profiler(None)
         try:
             return super().__torch_dispatch__(*args, **kwargs)
         finally:
-            sys.setprofile(profiler)
+            set_profiler(profiler)
 
 
 class FakeCall:

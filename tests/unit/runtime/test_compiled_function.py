@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import functools
 import inspect
 import pickle
@@ -220,6 +221,30 @@ def test_own_block_masks_made_inside_read_what_is_given() -> None:
             return d[i] == d[j]
 
         torch.testing.assert_close(packed(q, document), dense(q, q, q, mask_mod=same))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_profile_goes_on_after_a_trace(compiled: bool) -> None:
+    """Traces have a profiler of their own. Only one can be active in Python 3.11."""
+
+    def fn(q: Tensor) -> Any:
+        return flexc.flex_attention(q, q, q, mask_mod=mask, backend="eager")
+
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j
+
+    def work() -> None:
+        pass
+
+    q = qkv()[0]
+    with cProfile.Profile() as profile:
+        (COMPILE(fn) if compiled else fn)(q)
+        work()
+    assert sys.getprofile() is None
+    called = {entry.code for entry in profile.getstats()}
+    assert {fn.__code__, work.__code__} - called == (
+        {fn.__code__} if compiled else set()
+    )
 
 
 def test_inputs_are_written_to() -> None:
