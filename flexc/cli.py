@@ -8,6 +8,8 @@ import importlib.util
 import json
 import os
 import platform
+import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -26,7 +28,12 @@ if TYPE_CHECKING:
 LEVELS = ("flex", "blocksparse", "tile", "source")
 TARGETS = ("cpp", "triton", "gluon")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-PACKAGES = ("torch", "triton", "xdsl", "sympy", "numpy")
+REQUIRED = ("torch", "xdsl", "sympy", "numpy")
+"""Packages without which nothing runs."""
+
+PACKAGES = (*REQUIRED, "triton")
+MISSING = "not installed"
+
 VARIABLES = (
     "CXX",
     "FLEXC_CACHE_DIR",
@@ -269,10 +276,16 @@ def doctor(args: argparse.Namespace) -> int:
     lines = [("flexc", __version__)]
     lines += [("python", f"{platform.python_version()} on {platform.platform()}")]
     lines += [(name, _version(name)) for name in PACKAGES]
-    lines += [("compiler", _compiler()), ("cpu", _cpu()), ("gpu", _gpus())]
+    missing = [name for name in REQUIRED if _version(name) == MISSING]
+    if not missing:
+        lines += [("compiler", _compiler()), ("cpu", _cpu()), ("gpu", _gpus())]
     lines += [(name, os.environ[name]) for name in VARIABLES if name in os.environ]
     _print_table(lines)
     print()
+    if missing:
+        wanted = " ".join(map(_requirement, missing))
+        print(f"flexc needs {', '.join(missing)}: pip install {wanted}")
+        return 1
     tries = {"cpu": lambda: _try("cpu"), "gpu": _try_gpu, "cache": _try_cache}
     found = {f"{name} works": _outcome(each) for name, each in tries.items()}
     lacks = [(name, use) for name, use in OPTIONAL.items() if not find_spec(name)]
@@ -343,7 +356,20 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed"
+        return MISSING
+
+
+def _requirement(package: str) -> str:
+    """Return a package with the versions that flexc takes, quoted for a shell."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        known = requires("flexc") or ()
+    except PackageNotFoundError:  # flexc is a folder on the path.
+        known = ()
+    named = (text.partition(";")[0].strip() for text in known)
+    found = (text for text in named if re.split(r"[^\w-]", text)[0] == package)
+    return shlex.quote(next(found, package))
 
 
 def _compiler() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -226,6 +227,24 @@ def test_doctor_says_what_is_missing(
     assert re.search("^cpu works +no: .*apt install", said, re.MULTILINE)
     assert re.search("^gpu works +no: torch", said, re.MULTILINE)
     assert re.search("^no rich +pip install rich", said, re.MULTILINE)
+
+
+def test_doctor_names_packages_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch there is nothing to try."""
+
+    def version(package: str) -> str:
+        return cli.MISSING if package in ("torch", "xdsl") else "1.0"
+
+    needs = ["torch>=2.11", "xdsl==0.74.0", 'torch-other; extra == "test"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: needs)
+    monkeypatch.setattr(cli, "_version", version)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert re.search("^torch +not installed", said, re.MULTILINE)
+    assert "pip install 'torch>=2.11' xdsl==0.74.0\n" in said
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
