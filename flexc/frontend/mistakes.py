@@ -316,6 +316,13 @@ SIGNS: tuple[tuple[Any, str, type[FlexcError], str], ...] = (
         "shapes in a {kind} do not fit: {text}",
     ),
     (
+        (RuntimeError, IndexError),
+        "tensors used as indices must be",
+        UnsupportedOpError,
+        "a {kind} cannot index by a float: indices are integers, as from // in place "
+        "of / or .to(torch.int32)",
+    ),
+    (
         AssertionError,
         "Torch not compiled with",
         UnsupportedOpError,
@@ -422,7 +429,8 @@ def check_graph(kind: ModKind, gm: GraphModule, arity: int) -> None:
             raise DataDependentControlFlowError(
                 f"a {kind} runs on symbolic positions, so Python cannot take the value "
                 "out of a tensor, as item(), tolist() and `if` do: use the tensor "
-                "itself, and torch.where(condition, a, b)",
+                "itself, and torch.where(condition, a, b), or take a captured tensor's "
+                "value before the call",
                 where,
             )
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -457,7 +465,7 @@ def _write(kind: ModKind, what: str, where: SourceLocation | None) -> MutationEr
     return MutationError(
         f"a {kind} must not write to what it is given or captures, to what depends on "
         f"no pair, or to parts of tensors, as {what} does: use an out-of-place "
-        "operation, as in `score = score + x`",
+        "operation, as in `score = score + x` for `score += x`",
         where,
     )
 

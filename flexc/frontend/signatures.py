@@ -90,12 +90,21 @@ def _other_use(kind: ModKind, signature: inspect.Signature) -> str:
     """Return advice for a function that is not a mod of this kind."""
     other: ModKind = "mask_mod" if kind == "score_mod" else "score_mod"
     if _takes(signature, other):
-        if kind == "score_mod" and list(signature.parameters)[:1] == ["score"]:
-            return ": kv_idx is missing"
+        names = list(signature.parameters)
+        if kind == "score_mod" and names[:1] in (["score"], ["s"]):
+            return f": {_missing(names)} is missing"
         return f": these are the arguments of a {other}, pass it as {other}="
     if len(signature.parameters) < 3:
         return ": if it makes the mod, pass what it returns"
     return ""
+
+
+def _missing(names: Sequence[str]) -> str:
+    """Return the argument that a score_mod of four lacks, as far as names say it."""
+    lacks = [name for name in MOD_ARGS["score_mod"] if name not in names]
+    if len(lacks) == 1:
+        return lacks[0]
+    return "kv_idx" if names[1:3] == ["b", "h"] else "an argument"
 
 
 def described(value: Any, sizes: Sequence[int] | None = None) -> str:

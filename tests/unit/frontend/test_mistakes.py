@@ -344,6 +344,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         Unsupported,
         "a score_mod cannot do this: element 0 of tensors does not require grad",
     ),
+    "one-float-index": (
+        lambda s, b, h, q, k: s + TABLE[0][(q - k) / 2],
+        Unsupported,
+        "cannot index by a float: indices are integers, as from // in place of /",
+    ),
     # What is called, and what it returns.
     "four-arguments": (
         lambda s, b, h, q: s,
@@ -354,6 +359,16 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         lambda score, b, h, q: score,
         Signature,
         "takes (score, b, h, q): kv_idx is missing",
+    ),
+    "without-heads": (
+        lambda score, b, q_idx, kv_idx: score,
+        Signature,
+        "takes (score, b, q_idx, kv_idx): h is missing",
+    ),
+    "without-any": (
+        lambda s, b, i, j: s,
+        Signature,
+        "takes (s, b, i, j): an argument is missing",
     ),
     "one-argument": (lambda window: None, Signature, "if it makes the mod, pass what"),
     "class": (
