@@ -217,11 +217,13 @@ def captures_inside(subject: Subject) -> Iterator[Fact]:
             what = f"index {spell(index)} of {spell(found.load.result)}"
             if isinstance(index.owner, flex.LoadCaptureOp):
                 why = "is itself loaded"
+                then = "it is guarded, and reads 0 outside"
             else:
                 why = f"may be {found.found.lo:,} to {found.found.hi:,}"
+                then = "a call raises CapturedIndexError if lengths show that a live "
+                then += "pair reads outside, else it reads 0"
             text = f"{what} {why}, and the size there is {found.size:,}: suspicious; "
-            text += "it is guarded, and reads 0 outside"
-            yield Fact(name, False, text)
+            yield Fact(name, False, text + then)
             return
     names = dict.fromkeys(spell(load.tensor) for load in loads)
     yield Fact(name, True, f"all indices of {', '.join(names)}, at these lengths")

@@ -172,8 +172,10 @@ def test_under_autograd() -> None:
 
 def test_explain_says_what_is_suspicious() -> None:
     """It computes nothing, and raises nothing."""
-    for mods in (OUTSIDE["column"], INSIDE["data"]):
+    raises = "a call raises CapturedIndexError if lengths show"
+    for name, mods in (("column", OUTSIDE["column"]), ("data", INSIDE["data"])):
         found = flexc.explain(
             mods[1], None, None, 128, 128, device="cpu", score_mod=mods[0]
         )
         assert "suspicious" in str(found)
+        assert (raises in " ".join(str(found).split())) == (name == "column")
