@@ -54,6 +54,7 @@ class Model(nn.Module):
 def train(rank: int, store: str, steps: int) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("cp",))
+    torch.set_num_threads(max(1, torch.get_num_threads() // RANKS))  # They share cores.
     layout = Layout.zig_zag(LENGTH, RANKS)
     torch.manual_seed(0)  # All processes have equal models, and draw equal batches.
     model = Model(mesh, layout)
