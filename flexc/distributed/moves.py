@@ -91,12 +91,13 @@ class Moves:
         runs = [run for runs in self.after.runs for run in runs]
         return not self.after.has_shares and count(union(runs)) < sum(map(len, runs))
 
-    @property
+    @cached_property
     def back(self) -> Moves:
         """The moves of the derivative."""
+        forth = self.sides
 
         def sides(rank: int) -> tuple[Side, Side]:
-            before, after = self.sides(rank)
+            before, after = forth(rank)
             return after, before
 
         return Moves(self.group, sides)
@@ -226,7 +227,11 @@ def _part_of_message(m: Moves, own: Tensor, found: Tensor, rank: int) -> Tensor:
 
 
 class Moved(torch.autograd.Function):
-    """The rows of tensors, moved among ranks."""
+    """The rows of tensors, moved among ranks.
+
+    Those of tensors without a gradient have none, so that none is computed and moved
+    back for them.
+    """
 
     @staticmethod
     def forward(
@@ -234,7 +239,10 @@ class Moved(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.moves = moves
-        return tuple(run(moves, tensors))
+        found = run(moves, tensors)
+        needs = zip(found, ctx.needs_input_grad[1:], strict=True)
+        ctx.mark_non_differentiable(*(rows for rows, need in needs if not need))
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
@@ -301,24 +309,11 @@ def _moved(moves: Sequence[Moves], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [found.permute(1, 2, 0, 3) for found in rows]
 
 
-class Dense(torch.autograd.Function):
-    """A contiguous copy, made 16 bytes at a time where the memory allows it.
-
-    The gradient of the copy is the tensor's.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return copy(tensor.new_empty(tensor.shape), tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
-        return grad
-
-
-def dense(tensor: Tensor) -> Any:
+def dense(tensor: Tensor) -> Tensor:
     """Return the tensor, or a contiguous copy."""
-    return tensor if tensor.is_contiguous() else Dense.apply(tensor)
+    if tensor.is_contiguous():
+        return tensor
+    return copy(tensor.new_empty(tensor.shape), tensor)
 
 
 def _aligned(size: int) -> int:

@@ -31,6 +31,7 @@ from flexc.distributed import (
     _Mods,
     context_parallel,
     context_parallel_attention,
+    moves,
     plan,
 )
 from flexc.distributed.layouts import MOST_RUNS, Runs, Span, carried_keys
@@ -599,6 +600,29 @@ def test_second_derivatives_name_the_method(alone: DeviceMesh) -> None:
         else:
             (found,) = torch.autograd.grad(out.sum(), x, create_graph=True)
             torch.autograd.grad(found.square().sum(), x)
+
+
+@pytest.mark.parametrize("method", ["all-gather", "all-to-all"])
+def test_gradients_that_nobody_needs_do_not_move(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    moved: list[int] = []
+    run = moves.run
+
+    def counted(given: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+        moved.append(len(tensors))
+        return run(given, tensors)
+
+    monkeypatch.setattr(moves, "run", counted)
+    x = torch.randn(1, 2, 16, 8)
+    key = x.clone().requires_grad_()
+    out: Any = context_parallel_attention(x, key, x, mesh=alone, method=method)  # pyright: ignore
+    forward = [2] if method == "all-gather" else [3, 2]
+    assert moved == forward
+    moved.clear()
+    out.sum().backward()
+    assert moved == ([1] if method == "all-gather" else [1, 1])
+    assert key.grad is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
