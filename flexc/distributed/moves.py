@@ -136,7 +136,7 @@ def run(moves: Sequence[Moves], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the results of moves of one group. Sums are rounded once."""
     group, device = moves[0].group, tensors[0].device
     sizes = [m.most_bytes(t) for m, t in zip(moves, tensors, strict=True)]
-    memory = memory_of(group, device, sum(sizes))
+    memory = memory_of(group, device, sum(map(_aligned, sizes)))
     if memory is None:
         results = [m.result(t) for m, t in zip(moves, tensors, strict=True)]
         _send(moves, tensors, results)
@@ -161,7 +161,6 @@ def _read(
     A tensor is read beside the copies of the next one.
     """
     starts = list(accumulate((_aligned(size) for size in sizes), initial=0))
-    memory.reserve(starts[-1])
     given = zip(moves, tensors, results, sizes, starts, strict=False)
     with memory.in_turn():
         for m, own, found, _, start in sorted(given, key=lambda x: x[3], reverse=True):

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
 from flexc.errors import DistributedError
 
 LEAST_READ = 2**20
-"""The fewest bytes of a tensor that ranks read from each other. A message takes less
-time than the two fences around a reading, about 30 us each.
+"""The fewest bytes of the tensors of a call that ranks read from each other. To send
+fewer takes less time than the sum over all ranks and the fences around a reading.
 """
 
 WIDEST = torch.complex128
@@ -37,15 +37,22 @@ def exchange(group: dist.ProcessGroup) -> Iterator[None]:
         raise DistributedError(
             f"rank {dist.get_rank(group)} lost the others in an exchange: a rank has "
             "ended, failed alone, or was not there within the group's timeout; this "
-            f"rank's backend says: {str(error).strip().splitlines()[0][:300]}"
+            f"rank's backend says: {_first_line(error)[:300]}"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class SharedMemory(Protocol):
     """Memory of each rank that the others read, in the order of a stream."""
 
-    def reserve(self, size: int) -> None:
-        """Have room for this many bytes of each rank. All ranks ask for the same."""
+    def reserve(self, size: int) -> str:
+        """Have room for this many bytes of each rank, or say why a rank has none.
+
+        All ranks ask for the same, and get the same answer.
+        """
         ...
 
     def rows_of(
@@ -118,30 +125,72 @@ class PeerMemory:
     """Memory of GPUs that reach each other's, by torch's symmetric memory.
 
     Each turn begins with a sum over all ranks, so that the group's watchdog finds one
-    that has ended. A fence takes a host much less time.
+    that has ended. A fence is a barrier of the GPUs.
+
+    Turns that a graph has captured are in the order of the stream that replays it.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device):
-        self.group, self.device = group, device
+        # Memory is kept by its group, and so must not keep it.
+        self._group, self.device = ref(group), device
         self._flag = torch.zeros(1, device=device)
         options: Any = group._get_backend(device).options
         self._timeout = int(options._timeout.total_seconds() * 1000)
         self._last: Any = None
+        self._own: Tensor | None = None
+        self._refused: tuple[int, str] | None = None
+        """The least size that a rank has no memory for, and why."""
+        self._handle: Any = None
         self._parts: list[Tensor] = []
+        self._is_captured = False
+        self._captured: list[Any] = []
+        """Outgrown memory that captured graphs read and write."""
         self._engine = torch.cuda.Stream(device)
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self.reserve(LEAST_READ)
+        # Not imported above: builds of torch without torch.distributed have none.
+        self._symmetric: Any = import_module("torch.distributed._symmetric_memory")
 
-    def reserve(self, size: int) -> None:
-        if self._parts and self._parts[0].numel() >= size:
-            return
-        if self._parts:
-            torch.cuda.synchronize(self.device)
-        own = symmetric_memory.empty(size, dtype=torch.uint8, device=self.device)
-        self._handle = symmetric_memory.rendezvous(own, self.group)
-        ranks = range(dist.get_world_size(self.group))
-        self._parts = [self._handle.get_buffer(r, (size,), torch.uint8) for r in ranks]
-        self._owned = own
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self._group()
+        assert group is not None
+        return group
+
+    def reserve(self, size: int) -> str:
+        if self._own is not None and self._own.numel() >= size:
+            return ""
+        if torch.cuda.is_current_stream_capturing():
+            return "memory does not grow while a graph is captured"
+        if not self._refused or size < self._refused[0]:
+            fault = self._grow(size)
+            self._refused = (size, fault) if fault else None
+        return self._refused[1] if self._refused else ""
+
+    def _grow(self, size: int) -> str:
+        """Allocate memory of this size, or say why a rank cannot."""
+        torch.cuda.synchronize(self.device)
+        group, rendezvous = self.group, self._symmetric.rendezvous
+        own = _of_each(group, lambda: self._allocate(size))
+        if isinstance(own, str):
+            return own
+        handle = _of_each(group, lambda: rendezvous(own, group))
+        if isinstance(handle, str):
+            return handle
+        if self._is_captured:
+            self._captured.append((self._own, self._handle, self._parts))
+            self._is_captured = False
+        ranks = range(dist.get_world_size(group))
+        self._parts = [handle.get_buffer(r, (size,), torch.uint8) for r in ranks]
+        self._own, self._handle = own, handle
+        return ""
+
+    def _allocate(self, size: int) -> Tensor:
+        given: Any = {"dtype": torch.uint8, "device": self.device}
+        try:
+            return self._symmetric.empty(size, **given)
+        except RuntimeError:
+            torch.cuda.empty_cache()  # The driver gets back what torch does not use.
+            return self._symmetric.empty(size, **given)
 
     def rows_of(
         self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
@@ -192,10 +241,14 @@ class PeerMemory:
             self._last.wait()
         with exchange(self.group):
             self.group.allreduce([self._flag]).wait()
-        yield
-        self.join()
-        if not is_captured:
-            self._last = torch.cuda.current_stream().record_event()
+        self._is_captured |= is_captured
+        try:
+            yield
+        finally:
+            # After an error, too: tensors that the engine writes are about to be freed.
+            self.join()
+            if not is_captured:
+                self._last = torch.cuda.current_stream().record_event()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -233,24 +286,41 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> None:
 def memory_of(
     group: dist.ProcessGroup, device: torch.device, size: int
 ) -> SharedMemory | None:
-    """Return the memory for tensors of so many bytes, or None: they are sent."""
+    """Return memory with room for so many bytes, or None: they are sent."""
     found = _shared.get(group, {}).get(device, "")
-    return None if isinstance(found, str) or size < LEAST_READ else found
+    if isinstance(found, str) or size < LEAST_READ:
+        return None
+    with exchange(group):
+        return None if found.reserve(size) else found
 
 
 def _peer_memory(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | str:
     """Return the memory of all ranks of a group, or why there is none."""
     if device.type != "cuda":
         return "ranks are on CPUs"
+    if dist.get_world_size(group) == 1:
+        return "there is one rank"
     hosts = _of_all(group, socket.gethostname())
     if len(set(hosts)) > 1:
         return "ranks are on several hosts"
+    memory = _of_each(group, lambda: PeerMemory(group, device))
+    if isinstance(memory, str):
+        return memory
+    return memory.reserve(LEAST_READ) or memory
+
+
+T = TypeVar("T")
+
+
+def _of_each(group: dist.ProcessGroup, make: Callable[[], T]) -> T | str:
+    """Return what this rank makes, if each rank can, or why one of them cannot."""
+    found, fault = None, ""
     try:
-        memory, fault = PeerMemory(group, device), ""
-    except (RuntimeError, AttributeError, OSError) as error:
-        memory, fault = None, f"{error}".strip().splitlines()[0][:200]
+        found = make()
+    except (RuntimeError, AttributeError, ImportError, OSError) as error:
+        fault = _first_line(error)[:200]
     faults = [fault for fault in _of_all(group, fault) if fault]
-    return faults[0] if faults or memory is None else memory
+    return faults[0] if faults else found  # pyright: ignore[reportReturnType]
 
 
 def _of_all(group: dist.ProcessGroup, own: str) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import pickle
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +35,7 @@ from flexc.distributed import (
     context_parallel_attention,
     moves,
     plan,
+    shared_memory,
 )
 from flexc.distributed.layouts import MOST_RUNS, Runs, Span, carried_keys
 from flexc.distributed.moves import dense
@@ -45,7 +48,7 @@ from flexc.distributed.plans import (
 )
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
-from flexc.distributed.shared_memory import PeerMemory
+from flexc.distributed.shared_memory import PeerMemory, exchange, memory_of
 from flexc.errors import (
     DistributedError,
     DtypeError,
@@ -201,6 +204,105 @@ def test_blocks_of_a_copy_between_gpus(batch: int, shares: int) -> None:
     assert sum(engine.heights) == batch * share
     pairs = found[:3, 0, 0, ::2], source[:3, 0, 0, ::2]
     assert engine.copy(*pairs).equal(pairs[1])  # Not for the engine.
+
+
+class Handle:
+    """The memory of one rank, in place of torch's handle of symmetric memory."""
+
+    def __init__(self, own: Tensor):
+        self.own = own
+
+    def get_buffer(self, rank: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        return self.own.view(-1)
+
+
+@pytest.fixture
+def symmetric(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Memory of a CPU in place of GPUs' symmetric memory, at most 1,000 bytes."""
+    stream = mock.Mock()
+
+    def empty(size: int, **given: Any) -> Tensor:
+        if size > 1000:
+            raise RuntimeError("out of memory")
+        return torch.empty(size, **given)
+
+    found = mock.Mock(empty=empty, rendezvous=lambda own, group: Handle(own))
+    monkeypatch.setattr(shared_memory, "import_module", lambda name: found)
+    monkeypatch.setattr(shared_memory, "LEAST_READ", 1)
+    monkeypatch.setattr(ctypes, "CDLL", mock.Mock())
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: stream)
+    for name in ("synchronize", "empty_cache", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: False)
+    found.stream = stream
+    return found
+
+
+def test_shared_memory_does_not_keep_its_group(one_rank: None, symmetric: Any) -> None:
+    group: Any = dist.group.WORLD
+    device = torch.device("cpu")
+    memory = PeerMemory(group, device)
+    shared_memory._shared[group] = {device: memory}
+    assert memory_of(group, device, 100) is memory
+    dist.destroy_process_group()
+    left = weakref.ref(group), weakref.ref(memory)
+    del group, memory
+    gc.collect()
+    assert [x() for x in left] == [None, None]
+
+
+def test_shared_memory_that_a_graph_reads_is_kept(
+    alone: DeviceMesh, symmetric: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = PeerMemory(alone.get_group(), torch.device("cpu"))
+
+    def capturing(value: bool) -> None:
+        name = "is_current_stream_capturing"
+        monkeypatch.setattr(torch.cuda, name, lambda: value)
+
+    assert memory.reserve(100) == ""
+    capturing(True)
+    with memory.in_turn():
+        captured = weakref.ref(memory._parts[0])
+    assert "captured" in memory.reserve(200)
+    capturing(False)
+    assert memory.reserve(200) == ""
+    grown = weakref.ref(memory._parts[0])
+    assert memory.reserve(300) == ""
+    assert captured() is not None
+    assert grown() is None
+
+
+def test_ranks_without_memory_send_messages(alone: DeviceMesh, symmetric: Any) -> None:
+    group, device = alone.get_group(), torch.device("cpu")
+    memory = PeerMemory(group, device)
+    shared_memory._shared[group] = {device: memory}
+    assert memory_of(group, device, 500) is memory
+    assert memory_of(group, device, 2000) is None
+    assert memory.reserve(2000) == "out of memory"
+    assert memory_of(group, device, 500) is memory
+
+
+def test_tensors_outlive_the_copies_of_a_turn_that_fails(
+    alone: DeviceMesh, symmetric: Any
+) -> None:
+    memory = PeerMemory(alone.get_group(), torch.device("cpu"))
+
+    def fail() -> None:
+        raise ValueError("a copy fails")
+
+    with pytest.raises(ValueError, match="a copy"), memory.in_turn():
+        fail()
+    symmetric.stream.wait_stream.assert_called_once()
+
+
+def test_errors_of_an_exchange_without_words(alone: DeviceMesh) -> None:
+    def fail() -> None:
+        raise RuntimeError
+
+    group = alone.get_group()
+    with pytest.raises(DistributedError, match="RuntimeError"), exchange(group):
+        fail()
 
 
 def test_rows_of_memory_that_another_library_allocated() -> None:
@@ -575,11 +677,17 @@ def test_keys_and_gradients_travel_while_ranks_compute(
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
+def one_rank(tmp_path: Path) -> Iterator[None]:
     store = f"file://{tmp_path}/store"
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("cp",))
-    dist.destroy_process_group()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def alone(one_rank: None) -> DeviceMesh:
+    return init_device_mesh("cpu", (1,), mesh_dim_names=("cp",))
 
 
 def test_explanations_name_how_ranks_share(alone: DeviceMesh) -> None:
