@@ -218,7 +218,7 @@ def context_parallel(
         return (
             f"{parts.queries.size} of {mesh_dim!r}, layout {queries.name}, method "
             f"{e.method}{', keys gathered again' if e.regathers else ''}, imbalance "
-            f"{e.imbalance:.2f}, rows {way(group, call.query.device)}"
+            f"{e.imbalance:.2f}, rows {way(group, call.query.device, e.method)}"
         )
 
     with activate(Scope(NO_CHOICES, run, ranks=describe)):

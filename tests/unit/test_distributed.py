@@ -698,6 +698,19 @@ def test_explanations_name_how_ranks_share(alone: DeviceMesh) -> None:
     assert "imbalance 1.00" in str(found)
 
 
+def test_explanations_name_how_rows_come(
+    alone: DeviceMesh, symmetric: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "LEAST_READ", 2**20)
+    x = torch.randn(1, 2, 64, 8)
+    memory = PeerMemory(alone.get_group(), x.device)
+    shared_memory._shared[alone.get_group()] = {x.device: memory}
+    for method, way in ("all-gather", "read from"), ("ring", "in messages"):
+        with context_parallel(alone, method=method):  # pyright: ignore
+            (found,) = flexc.explain(lambda: flexc.flex_attention(x, x, x))
+        assert f"rows {way}" in found.ranks
+
+
 def test_second_derivatives_name_the_method(alone: DeviceMesh) -> None:
     x = torch.randn(1, 2, 16, 8, requires_grad=True)
     for method in ("ring", "all-gather"):
