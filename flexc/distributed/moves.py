@@ -85,7 +85,7 @@ class Moves:
     def after(self) -> Side:
         return self.all_sides[self.rank][1]
 
-    @property
+    @cached_property
     def adds(self) -> bool:
         """True if several ranks send a row: the result is their sum."""
         runs = [run for runs in self.after.runs for run in runs]

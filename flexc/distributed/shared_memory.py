@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor
 from flexc.errors import DistributedError
 
 LEAST_READ = 2**20
-"""The fewest bytes of the tensors of a call that ranks read from each other. To send
-fewer takes less time than the sum over all ranks and the fences around a reading.
+"""The fewest bytes of the tensors of a call that ranks read from each other: whatever
+the size, a turn has a sum over all ranks, and a fence for each tensor.
 """
 
 WIDEST = torch.complex128
@@ -45,46 +45,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-class SharedMemory(Protocol):
-    """Memory of each rank that the others read, in the order of a stream."""
-
-    def reserve(self, size: int) -> str:
-        """Have room for this many bytes of each rank, or say why a rank has none.
-
-        All ranks ask for the same, and get the same answer.
-        """
-        ...
-
-    def rows_of(
-        self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
-    ) -> Tensor:
-        """Return a tensor (n, B, H, D) at a byte of a rank's memory, heads first."""
-        ...
-
-    def copy(self, place: Tensor, source: Tensor) -> Tensor:
-        """Copy rows (n, B, H, D) that may be another rank's."""
-        ...
-
-    def in_turn(self) -> AbstractContextManager[None]:
-        """Let what all ranks did with the memory before be done, on all streams."""
-        ...
-
-    def beside(self) -> AbstractContextManager[None]:
-        """Let copies begin after what came before, beside what comes after."""
-        ...
-
-    def join(self) -> None:
-        """Let what comes after wait for what is beside. The end of `in_turn` does."""
-        ...
-
-    def fence(self) -> None:
-        """Let what comes after wait for what all ranks have done before."""
-        ...
-
-
 DEVICE_MEMORY = 2
 """The driver's CU_MEMORYTYPE_DEVICE."""
-
 
 MOST_PITCH = 2**31 - 1
 """The most bytes from row to row that the driver copies."""
@@ -121,8 +83,8 @@ def _blocks(place: Tensor, source: Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
-class PeerMemory:
-    """Memory of GPUs that reach each other's, by torch's symmetric memory.
+class SharedMemory:
+    """Memory of each rank's GPU that the others read, torch's symmetric memory.
 
     Each turn begins with a sum over all ranks, so that the group's watchdog finds one
     that has ended. A fence is a barrier of the GPUs.
@@ -157,6 +119,10 @@ class PeerMemory:
         return group
 
     def reserve(self, size: int) -> str:
+        """Have room for this many bytes of each rank, or say why a rank has none.
+
+        All ranks ask for the same, and get the same answer.
+        """
         if self._own is not None and self._own.numel() >= size:
             return ""
         if torch.cuda.is_current_stream_capturing():
@@ -165,6 +131,14 @@ class PeerMemory:
             fault = self._grow(size)
             self._refused = (size, fault) if fault else None
         return self._refused[1] if self._refused else ""
+
+    def limits(self) -> str:
+        """Say which calls send messages instead."""
+        found = f"below {LEAST_READ:,} bytes a call: in messages"
+        if self._refused is None:
+            return found
+        size, fault = self._refused
+        return f"{found}; from {size:,} on, too: {fault}"
 
     def _grow(self, size: int) -> str:
         """Allocate memory of this size, or say why a rank cannot."""
@@ -195,13 +169,17 @@ class PeerMemory:
     def rows_of(
         self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
+        """Return a tensor (n, B, H, D) at a byte of a rank's memory, heads first."""
         end = start + torch.Size(shape).numel() * dtype.itemsize
         n, batch, heads, dim = shape
         memory = self._parts[rank][start:end].view(dtype)
         return memory.view(batch, heads, n, dim).permute(2, 0, 1, 3)
 
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
-        """Copy by an engine that takes no multiprocessor, where blocks are wide."""
+        """Copy rows (n, B, H, D) that may be another rank's.
+
+        An engine that takes no multiprocessor copies blocks of neighbours.
+        """
         *outer, (width, *steps) = _blocks(place, source) or [(1, 1, 1)]
         if steps != [1, 1] or len(outer) > 2:
             return copy(place, source)
@@ -236,6 +214,7 @@ class PeerMemory:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
+        """Let what all ranks did with the memory before be done, on all streams."""
         is_captured = torch.cuda.is_current_stream_capturing()
         if self._last is not None and not is_captured:
             self._last.wait()
@@ -252,14 +231,17 @@ class PeerMemory:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
+        """Let copies begin after what came before, beside what comes after."""
         self._engine.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._engine):
             yield
 
     def join(self) -> None:
+        """Let what comes after wait for what is beside. The end of `in_turn` does."""
         torch.cuda.current_stream().wait_stream(self._engine)
 
     def fence(self) -> None:
+        """Let what comes after wait for what all ranks have done before."""
         self._handle.barrier(timeout_ms=self._timeout)
 
 
@@ -280,7 +262,7 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> None:
         return
     with exchange(group):
         dist.all_reduce(torch.zeros(1, device=device), group=group)
-        found[device] = _peer_memory(group, device)
+        found[device] = _new_memory(group, device)
 
 
 def memory_of(
@@ -294,7 +276,7 @@ def memory_of(
         return None if found.reserve(size) else found
 
 
-def _peer_memory(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | str:
+def _new_memory(group: dist.ProcessGroup, device: torch.device) -> SharedMemory | str:
     """Return the memory of all ranks of a group, or why there is none."""
     if device.type != "cuda":
         return "ranks are on CPUs"
@@ -303,7 +285,7 @@ def _peer_memory(group: dist.ProcessGroup, device: torch.device) -> PeerMemory |
     hosts = _of_all(group, socket.gethostname())
     if len(set(hosts)) > 1:
         return "ranks are on several hosts"
-    memory = _of_each(group, lambda: PeerMemory(group, device))
+    memory = _of_each(group, lambda: SharedMemory(group, device))
     if isinstance(memory, str):
         return memory
     return memory.reserve(LEAST_READ) or memory
@@ -336,7 +318,7 @@ def way(group: dist.ProcessGroup, device: torch.device, method: str) -> str:
     memory = _shared.get(group, {}).get(device, "before the first call")
     if isinstance(memory, str):
         return f"in messages ({memory})"
-    return "read from the other GPUs' memory (below 1 MiB a call: in messages)"
+    return f"read from the other GPUs' memory ({memory.limits()})"
 
 
 def copy(place: Tensor, source: Tensor) -> Tensor:

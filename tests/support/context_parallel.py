@@ -7,8 +7,8 @@ import pickle
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import pytest
 import torch
@@ -298,11 +299,11 @@ def two_gpus(mesh: DeviceMesh) -> dict[Any, Any]:
     return outcomes
 
 
-class FileMemory:
+class FileMemory(shared_memory.SharedMemory):
     """Memory that processes of a CPU share, in place of GPUs' memory."""
 
     def __init__(self, group: dist.ProcessGroup, folder: str):
-        self.group, self.folder = group, folder
+        self._group, self.folder = ref(group), folder
         self.fences = 0
 
     def reserve(self, size: int) -> str:
@@ -321,12 +322,14 @@ class FileMemory:
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
         return place.copy_(source)
 
-    def in_turn(self) -> nullcontext[None]:
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
         self.fence()
-        return nullcontext()
+        yield
 
-    def beside(self) -> nullcontext[None]:
-        return nullcontext()
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        yield
 
     def join(self) -> None: ...
 

@@ -48,7 +48,7 @@ from flexc.distributed.plans import (
 )
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
-from flexc.distributed.shared_memory import PeerMemory, exchange, memory_of
+from flexc.distributed.shared_memory import SharedMemory, exchange, memory_of
 from flexc.errors import (
     DistributedError,
     DtypeError,
@@ -180,7 +180,7 @@ def test_rows_that_ranks_read(tmp_path: Path, ranks: int) -> None:
 def test_blocks_of_a_copy_between_gpus(batch: int, shares: int) -> None:
     """The engine gets blocks that it can copy, which are all elements, each once."""
 
-    class Engine(PeerMemory):
+    class Engine(SharedMemory):
         def __init__(self) -> None:
             self.heights: list[int] = []
 
@@ -241,7 +241,7 @@ def symmetric(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_shared_memory_does_not_keep_its_group(one_rank: None, symmetric: Any) -> None:
     group: Any = dist.group.WORLD
     device = torch.device("cpu")
-    memory = PeerMemory(group, device)
+    memory = SharedMemory(group, device)
     shared_memory._shared[group] = {device: memory}
     assert memory_of(group, device, 100) is memory
     dist.destroy_process_group()
@@ -254,7 +254,7 @@ def test_shared_memory_does_not_keep_its_group(one_rank: None, symmetric: Any) -
 def test_shared_memory_that_a_graph_reads_is_kept(
     alone: DeviceMesh, symmetric: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = PeerMemory(alone.get_group(), torch.device("cpu"))
+    memory = SharedMemory(alone.get_group(), torch.device("cpu"))
 
     def capturing(value: bool) -> None:
         name = "is_current_stream_capturing"
@@ -275,18 +275,21 @@ def test_shared_memory_that_a_graph_reads_is_kept(
 
 def test_ranks_without_memory_send_messages(alone: DeviceMesh, symmetric: Any) -> None:
     group, device = alone.get_group(), torch.device("cpu")
-    memory = PeerMemory(group, device)
+    memory = SharedMemory(group, device)
     shared_memory._shared[group] = {device: memory}
     assert memory_of(group, device, 500) is memory
     assert memory_of(group, device, 2000) is None
     assert memory.reserve(2000) == "out of memory"
+    assert "from 2,000 on, too: out of memory" in shared_memory.way(
+        group, device, "all-gather"
+    )
     assert memory_of(group, device, 500) is memory
 
 
 def test_tensors_outlive_the_copies_of_a_turn_that_fails(
     alone: DeviceMesh, symmetric: Any
 ) -> None:
-    memory = PeerMemory(alone.get_group(), torch.device("cpu"))
+    memory = SharedMemory(alone.get_group(), torch.device("cpu"))
 
     def fail() -> None:
         raise ValueError("a copy fails")
@@ -703,12 +706,12 @@ def test_explanations_name_how_rows_come(
 ) -> None:
     monkeypatch.setattr(shared_memory, "LEAST_READ", 2**20)
     x = torch.randn(1, 2, 64, 8)
-    memory = PeerMemory(alone.get_group(), x.device)
+    memory = SharedMemory(alone.get_group(), x.device)
     shared_memory._shared[alone.get_group()] = {x.device: memory}
-    for method, way in ("all-gather", "read from"), ("ring", "in messages"):
+    for method, words in ("all-gather", "read from"), ("ring", "in messages"):
         with context_parallel(alone, method=method):  # pyright: ignore
             (found,) = flexc.explain(lambda: flexc.flex_attention(x, x, x))
-        assert f"rows {way}" in found.ranks
+        assert f"rows {words}" in found.ranks
 
 
 def test_second_derivatives_name_the_method(alone: DeviceMesh) -> None:

@@ -220,8 +220,10 @@ def captures_inside(subject: Subject) -> Iterator[Fact]:
                 then = "it is guarded, and reads 0 outside"
             else:
                 why = f"may be {found.found.lo:,} to {found.found.hi:,}"
-                then = "a call raises CapturedIndexError if lengths show that a live "
-                then += "pair reads outside, else it reads 0"
+                then = (
+                    "a call raises CapturedIndexError if lengths show that a live pair "
+                    "reads outside, else it reads 0"
+                )
             text = f"{what} {why}, and the size there is {found.size:,}: suspicious; "
             yield Fact(name, False, text + then)
             return
