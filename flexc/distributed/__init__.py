@@ -15,7 +15,16 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.layouts import Layout, Span, overlap, union
-from flexc.distributed.moves import gather, to_heads, to_tokens
+from flexc.distributed.moves import (
+    Coming,
+    Pieces,
+    arrive,
+    gather,
+    join,
+    pieces_of,
+    to_heads,
+    to_tokens,
+)
 from flexc.distributed.plans import (
     METHODS,
     Estimate,
@@ -447,10 +456,18 @@ def _by_heads(
                 'take method="ring" or "all-gather"'
             )
     layouts = (parts.queries, parts.keys, parts.keys)
-    found = to_heads(group, layouts, operands)
-    shifted = mods.moved(head=parts.rank * (query.size(1) // size))
-    out, lse = _attend(found, shifted, rest)  # pyright: ignore[reportArgumentType]
-    out, lse = to_tokens(group, parts.queries, (out, lse[..., None]))
+    heads = query.size(1) // size
+    pieces = pieces_of(group, layouts, operands, key.size(1) // size)
+    shares = [t.unflatten(1, (size, -1)) for t in operands]
+    wholes = Pieces(pieces), Pieces(pieces)
+    leaving: list[Coming] = []
+    for i, coming in enumerate(to_heads(group, layouts, shares, pieces)):
+        first = parts.rank * heads + i * heads // pieces
+        found: Any = arrive(coming)
+        out, lse = _attend(found, mods.moved(head=first), rest)
+        leaving += to_tokens(group, parts.queries, (out, lse[..., None]), wholes, i)
+    arrived = arrive(leaving)
+    out, lse = (join(x).flatten(1, 2) for x in (arrived[::2], arrived[1::2]))
     return out, lse[..., 0]
 
 

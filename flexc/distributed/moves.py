@@ -5,11 +5,13 @@ Moves have derivatives of every order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,8 +24,10 @@ from flexc.runtime.inputs.tensor_facts import sum_dtype
 ALIGNMENT = 256
 """Bytes from tensor to tensor in shared memory, in multiples."""
 
-HEADS_FIRST = (1, 2, 0, 3)
-"""The order in memory of rows (S, B, H, D) that are contiguous as (B, H, S, D)."""
+LEAST_IN_PIECES = int(os.environ.get("LIP", 2**29))
+"""The fewest bytes of query, key and value that move in pieces of the heads."""
+
+MOST_PIECES = int(os.environ.get("MP", 2))
 
 Copy = Callable[[Tensor, Tensor], Tensor]
 """A function that copies to its first argument, and returns it."""
@@ -31,20 +35,24 @@ Copy = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a rank's tensor (rows, B, H, D) that it exchanges with each rank."""
+    """The rows of a rank's tensor (rows, B, H, D) that it exchanges with each rank.
+
+    If it `has_shares`, the tensor is (rows, B, n, H, D): each of n ranks has a share.
+    """
 
     rows: int
     """The number of rows of the tensor."""
     runs: tuple[Runs, ...]
     """The places of the rows, by the other rank."""
     has_shares: bool = False
-    """True if each rank has its share of the heads, in the order of the ranks."""
 
     def pieces(self, tensor: Tensor, rank: int) -> list[Tensor]:
         """Return the parts of the tensor that are exchanged with a rank."""
-        if self.has_shares:
-            tensor = tensor.chunk(len(self.runs), 2)[rank]
+        tensor = self.share(tensor, rank)
         return [tensor[run.start : run.stop] for run in self.runs[rank]]
+
+    def share(self, tensor: Tensor, rank: int) -> Tensor:
+        return tensor[:, :, rank] if self.has_shares else tensor
 
     def pieces_of_others(self, tensor: Tensor, rank: int) -> list[Tensor]:
         """Return what is exchanged with all ranks but one, each element once."""
@@ -102,18 +110,21 @@ class Moves:
 
         return Moves(self.group, sides)
 
-    def result(self, own: Tensor, order: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
-        """Return the tensor that rows arrive in, zeros where no rank sends a row.
+    def result(self, own: Tensor, heads_first: bool = False, pieces: int = 1) -> Tensor:
+        """Return the tensor that rows arrive in, of so many pieces of heads.
 
-        Its dimensions lie in memory in this order.
+        Rows that no rank sends are zeros.
         """
-        before, after = self.before, self.after
-        heads = own.size(2) // (len(before.runs) if before.has_shares else 1)
-        heads *= len(after.runs) if after.has_shares else 1
-        covered = count(union(run for runs in after.runs for run in runs))
+        after = self.after
+        shares = [len(after.runs)] if after.has_shares else []
+        outer = own.size(1), *shares, own.size(-2) * pieces
         dtype = sum_dtype(own.dtype) if self.adds else own.dtype
-        shape = after.rows, own.size(1), heads, own.size(3)
-        found = torch.empty_permuted(shape, order, dtype=dtype, device=own.device)
+        if heads_first:
+            shape = *outer, after.rows, own.size(-1)
+            found = own.new_empty(shape, dtype=dtype).movedim(-2, 0)
+        else:
+            found = own.new_empty((after.rows, *outer, own.size(-1)), dtype=dtype)
+        covered = count(union(run for runs in after.runs for run in runs))
         return found.zero_() if self.adds or covered < after.rows else found
 
     def put(
@@ -132,38 +143,89 @@ class Moves:
         return rows * own.shape[1:].numel() * own.dtype.itemsize
 
 
-def run(moves: Sequence[Moves], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the results of moves of one group. Sums are rounded once."""
-    group, device = moves[0].group, tensors[0].device
-    sizes = [m.most_bytes(t) for m, t in zip(moves, tensors, strict=True)]
-    memory = memory_of(group, device, sum(map(_aligned, sizes)))
-    if memory is None:
-        results = [m.result(t) for m, t in zip(moves, tensors, strict=True)]
-        _send(moves, tensors, results)
-    else:
+@dataclass(eq=False)
+class Pieces:
+    """Pieces of heads that arrive in one tensor, so that `join` copies nothing."""
+
+    count: int
+    whole: Tensor | None = None
+    taken: set[int] = field(default_factory=set)
+
+    def take(self, index: int, make: Callable[[int], Tensor]) -> Tensor:
+        """Return the place of a piece."""
+        if self.whole is None or index in self.taken:
+            self.whole, self.taken = make(self.count), set()
+        self.taken.add(index)
+        found = self.whole.chunk(self.count, -2)[index]
+        if len(self.taken) == self.count:
+            self.whole = None
+        return found
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A tensor whose rows the ranks of a group move."""
+
+    moves: Moves
+    piece: tuple[Pieces, int] | None = None
+    """Of a tensor with shares, the piece and its index."""
+    rows: Tensor | None = None
+    """The result, between departure and arrival."""
+    wait: Callable[[], None] | None = None
+    """Lets what comes after wait for rows that are on their way."""
+
+    @cached_property
+    def back(self) -> Transfer:
+        return Transfer(self.moves.back, self.piece)
+
+    def place(self, own: Tensor) -> Tensor:
+        """Return where rows arrive that are read."""
         # Heads first: copies between GPUs are of many neighbouring bytes.
-        results = [
-            m.result(t, HEADS_FIRST) for m, t in zip(moves, tensors, strict=True)
-        ]
-        _read(moves, tensors, results, sizes, memory)
-    return [r.to(t.dtype) for r, t in zip(results, tensors, strict=True)]
+        make = partial(self.moves.result, own, True)
+        if self.piece is None or not self.moves.after.has_shares:
+            return make()
+        pieces, index = self.piece
+        return pieces.take(index, make)
+
+    def arrive(self) -> Tensor:
+        """Return the result, which later work on the device finds complete."""
+        if self.wait:
+            self.wait()
+        found, self.rows, self.wait = self.rows, None, None
+        assert found is not None
+        return found
+
+
+def depart(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
+    """Begin transfers of one group. Sums are rounded once."""
+    moves = [t.moves for t in transfers]
+    sizes = [m.most_bytes(t) for m, t in zip(moves, tensors, strict=True)]
+    total = sum(map(_aligned, sizes))
+    memory = memory_of(moves[0].group, tensors[0].device, total)
+    if memory is not None:
+        _read(transfers, tensors, sizes, memory)
+        return
+    results = [m.result(t) for m, t in zip(moves, tensors, strict=True)]
+    _send(moves, tensors, results)
+    for transfer, own, found in zip(transfers, tensors, results, strict=True):
+        transfer.rows = found.to(own.dtype)
 
 
 def _read(
-    moves: Sequence[Moves],
+    transfers: Sequence[Transfer],
     tensors: Sequence[Tensor],
-    results: Sequence[Tensor],
     sizes: Sequence[int],
     memory: SharedMemory,
 ) -> None:
     """Show the others this rank's rows in its memory, and read theirs.
 
-    A tensor is read beside the copies of the next one.
+    A tensor is read beside what comes after, but for sums.
     """
-    starts = list(accumulate((_aligned(size) for size in sizes), initial=0))
-    given = zip(moves, tensors, results, sizes, starts, strict=False)
+    starts = accumulate((_aligned(size) for size in sizes), initial=0)
     with memory.in_turn():
-        for m, own, found, _, start in sorted(given, key=lambda x: x[3], reverse=True):
+        for transfer, own, start in zip(transfers, tensors, starts, strict=False):
+            m = transfer.moves
+            found = transfer.place(own)
             shown = [
                 memory.rows_of(rank, start, (side.rows, *own.shape[1:]), own.dtype)
                 for rank, (side, _) in enumerate(m.all_sides)
@@ -182,6 +244,8 @@ def _read(
             if m.adds:
                 memory.join()
             m.put(found, m.rank, m.before.pieces(own, m.rank), copy)
+            transfer.wait = None if m.adds else memory.arrival(found)
+            transfer.rows = found.to(own.dtype)
 
 
 def _send(
@@ -221,12 +285,12 @@ def _part_of_message(m: Moves, own: Tensor, found: Tensor, rank: int) -> Tensor:
     places = after.pieces(found, rank)
     if len(places) == 1 and places[0].is_contiguous() and not m.adds:
         return places[0]
-    heads = found.size(2) // (len(after.runs) if after.has_shares else 1)
-    return own.new_empty((count(after.runs[rank]), own.size(1), heads, own.size(3)))
+    shape = after.share(found, rank).shape[1:]
+    return own.new_empty((count(after.runs[rank]), *shape))
 
 
-class Moved(torch.autograd.Function):
-    """The rows of tensors, moved among ranks.
+class Departed(torch.autograd.Function):
+    """Tokens, without elements, of tensors on their way to other ranks.
 
     Those of tensors without a gradient have none, so that none is computed and moved
     back for them.
@@ -234,21 +298,105 @@ class Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, moves: Sequence[Moves], *tensors: Tensor
+        ctx: Any, transfers: Sequence[Transfer], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.moves = moves
-        found = run(moves, tensors)
-        needs = zip(found, ctx.needs_input_grad[1:], strict=True)
-        ctx.mark_non_differentiable(*(rows for rows, need in needs if not need))
-        return tuple(found)
+        ctx.transfers = transfers
+        depart(transfers, tensors)
+        return _results(ctx, [t.new_empty(0) for t in tensors])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
-        given = [g for g in grads if g is not None]
-        back = [m.back for m, g in zip(ctx.moves, grads, strict=True) if g is not None]
-        moved: Any = iter(Moved.apply(back, *given) if given else ())
-        return None, *(None if g is None else next(moved) for g in grads)
+        return None, *_derived(Arrived, ctx.transfers, grads)
+
+
+class Arrived(torch.autograd.Function):
+    """The rows of tensors that have arrived, given their tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, transfers: Sequence[Transfer], *tokens: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.transfers = transfers
+        return _results(ctx, [t.arrive() for t in transfers])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
+        # A backward needs the gradients of what arrived last first.
+        found = _derived(Departed, ctx.transfers[::-1], grads[::-1])
+        return None, *reversed(found)
+
+
+def _results(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return results; those of tensors without a gradient have none."""
+    ctx.set_materialize_grads(False)
+    needs = zip(found, ctx.needs_input_grad[1:], strict=True)
+    ctx.mark_non_differentiable(*(rows for rows, need in needs if not need))
+    return tuple(found)
+
+
+def _derived(
+    function: Any, transfers: Sequence[Transfer], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Apply a function to the gradients that there are."""
+    given = [g for g in grads if g is not None]
+    pairs = zip(transfers, grads, strict=True)
+    back = [t.back for t, g in pairs if g is not None]
+    found: Any = iter(function.apply(back, *given) if given else ())
+    return [None if g is None else next(found) for g in grads]
+
+
+class Cut(torch.autograd.Function):
+    """Pieces of the heads of a tensor (B, n, H, S, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, pieces: int) -> tuple[Tensor, ...]:
+        return whole.chunk(pieces, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore
+        return Joined.apply(*grads), None
+
+
+class Joined(torch.autograd.Function):
+    """The tensor of pieces of heads, which are not copied if they lie as in it."""
+
+    @staticmethod
+    def forward(ctx: Any, *pieces: Tensor) -> Tensor:
+        ctx.count = len(pieces)
+        first = pieces[0]
+        storage = first.untyped_storage()
+        step = first.size(2) * first.stride(2)
+        for i, piece in enumerate(pieces):
+            is_there = piece.untyped_storage().data_ptr() == storage.data_ptr()
+            at = first.storage_offset() + i * step
+            if not is_there or (piece.storage_offset(), piece.stride()) != (
+                at,
+                first.stride(),
+            ):
+                return torch.cat(pieces, 2)
+        shape = *first.shape[:2], len(pieces) * first.size(2), *first.shape[3:]
+        # Not a view: callers may change it.
+        return first.new_empty(0).set_(
+            storage, first.storage_offset(), shape, first.stride()
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return Cut.apply(grad, ctx.count)
+
+
+class Coming(NamedTuple):
+    """A tensor on its way to this rank."""
+
+    transfer: Transfer
+    token: Tensor
+
+
+def arrive(coming: Sequence[Coming]) -> list[Tensor]:
+    """Return tensors (B, H, S, D) that have arrived."""
+    transfers, tokens = zip(*coming, strict=True)
+    found: Any = Arrived.apply(transfers, *tokens)
+    return [rows.movedim(0, -2) for rows in found]
 
 
 def gather(
@@ -275,22 +423,62 @@ def gather(
         )
         return Side(count(runs), sent), Side(end - first, received)
 
-    return _moved([Moves(group, sides)] * len(tensors), tensors)
+    moves = Moves(group, sides)
+    return arrive(_departed([Transfer(moves) for _ in tensors], tensors))
 
 
 def to_heads(
-    group: dist.ProcessGroup, layouts: Sequence[Layout], tensors: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return all tokens of this rank's share of the heads, given its own tokens."""
-    return _moved([Moves(group, _to_heads(x)) for x in layouts], tensors)
+    group: dist.ProcessGroup,
+    layouts: Sequence[Layout],
+    tensors: Sequence[Tensor],
+    pieces: int,
+) -> list[list[Coming]]:
+    """Let all tokens of this rank's share of the heads come, given its own tokens.
+
+    Tensors are (B, n, H, S, D), with a share for each of n ranks. They come in pieces
+    of the heads.
+    """
+    wholes = [Pieces(pieces) for _ in tensors]
+    moves = [Moves(group, _to_heads(layout)) for layout in layouts]
+    cut = [Cut.apply(t, pieces) if pieces > 1 else (t,) for t in tensors]
+    given = [
+        (Transfer(m, (whole, i)), some[i])
+        for i in range(pieces)
+        for m, whole, some in zip(moves, wholes, cut, strict=True)
+    ]
+    coming = _departed(*zip(*given, strict=True))
+    return [coming[i : i + len(tensors)] for i in range(0, len(coming), len(tensors))]
 
 
 def to_tokens(
-    group: dist.ProcessGroup, layout: Layout, tensors: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return all heads of this rank's tokens, given its share of the heads."""
+    group: dist.ProcessGroup,
+    layout: Layout,
+    tensors: Sequence[Tensor],
+    wholes: Sequence[Pieces],
+    index: int,
+) -> list[Coming]:
+    """Let all shares of this rank's tokens come, given a piece of its own share."""
     moves = Moves(group, _to_heads(layout)).back
-    return _moved([moves] * len(tensors), tensors)
+    return _departed([Transfer(moves, (whole, index)) for whole in wholes], tensors)
+
+
+def pieces_of(
+    group: dist.ProcessGroup,
+    layouts: Sequence[Layout],
+    tensors: Sequence[Tensor],
+    heads: int,
+) -> int:
+    """Return in how many pieces a share of heads moves, beside the attention of others.
+
+    All ranks return the same.
+    """
+    size = sum(
+        max(layout.lengths) * t.shape[:2].numel() * t.size(3) * t.dtype.itemsize
+        for layout, t in zip(layouts, tensors, strict=True)
+    )
+    if size < LEAST_IN_PIECES or memory_of(group, tensors[0].device, size) is None:
+        return 1
+    return gcd(heads, MOST_PIECES)
 
 
 def _to_heads(layout: Layout) -> Sides:
@@ -302,10 +490,18 @@ def _to_heads(layout: Layout) -> Sides:
     return sides
 
 
-def _moved(moves: Sequence[Moves], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Move the tokens of tensors (B, H, S, D)."""
-    rows: Any = Moved.apply(moves, *(t.permute(2, 0, 1, 3) for t in tensors))
-    return [found.permute(1, 2, 0, 3) for found in rows]
+def _departed(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> list[Coming]:
+    """Let the tokens of tensors (B, H, S, D) depart."""
+    tokens: Any = Departed.apply(transfers, *(t.movedim(-2, 0) for t in tensors))
+    return [Coming(*pair) for pair in zip(transfers, tokens, strict=True)]
+
+
+def join(pieces: Sequence[Tensor]) -> Tensor:
+    """Return the tensor (B, n, H, S, D) of pieces of its heads."""
+    if len(pieces) == 1:
+        return pieces[0]
+    found: Any = Joined.apply(*pieces)
+    return found
 
 
 def dense(tensor: Tensor) -> Tensor:

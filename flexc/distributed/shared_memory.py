@@ -108,6 +108,7 @@ class SharedMemory:
         self._captured: list[Any] = []
         """Outgrown memory that captured graphs read and write."""
         self._engine = torch.cuda.Stream(device)
+        self._arriving: dict[Any, Tensor] = {}
         self._driver = ctypes.CDLL("libcuda.so.1")
         # Not imported above: builds of torch without torch.distributed have none.
         self._symmetric: Any = import_module("torch.distributed._symmetric_memory")
@@ -169,14 +170,14 @@ class SharedMemory:
     def rows_of(
         self, rank: int, start: int, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
-        """Return a tensor (n, B, H, D) at a byte of a rank's memory, heads first."""
+        """Return a tensor (n, B, ..., D) at a byte of a rank's memory, heads first."""
         end = start + torch.Size(shape).numel() * dtype.itemsize
-        n, batch, heads, dim = shape
+        rows, *outer, dim = shape
         memory = self._parts[rank][start:end].view(dtype)
-        return memory.view(batch, heads, n, dim).permute(2, 0, 1, 3)
+        return memory.view(*outer, rows, dim).movedim(-2, 0)
 
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
-        """Copy rows (n, B, H, D) that may be another rank's.
+        """Copy rows (n, B, ..., D) that may be another rank's.
 
         An engine that takes no multiprocessor copies blocks of neighbours.
         """
@@ -218,14 +219,16 @@ class SharedMemory:
         is_captured = torch.cuda.is_current_stream_capturing()
         if self._last is not None and not is_captured:
             self._last.wait()
+        self.join()
         with exchange(self.group):
             self.group.allreduce([self._flag]).wait()
         self._is_captured |= is_captured
         try:
             yield
+        except BaseException:
+            self.join()  # Tensors that the engine writes are about to be freed.
+            raise
         finally:
-            # After an error, too: tensors that the engine writes are about to be freed.
-            self.join()
             if not is_captured:
                 self._last = torch.cuda.current_stream().record_event()
 
@@ -237,8 +240,28 @@ class SharedMemory:
             yield
 
     def join(self) -> None:
-        """Let what comes after wait for what is beside. The end of `in_turn` does."""
-        torch.cuda.current_stream().wait_stream(self._engine)
+        """Let what comes after wait for what is beside. The next turn does.
+
+        The engine waits first: so it is within the capture if there is one.
+        """
+        stream = torch.cuda.current_stream()
+        self._engine.wait_stream(stream)
+        stream.wait_stream(self._engine)
+        self._arriving.clear()
+
+    def arrival(self, found: Tensor) -> Callable[[], None]:
+        """Return a function that lets what comes after wait for copies to a tensor.
+
+        The tensor is kept until then, or until the next turn.
+        """
+        event = self._engine.record_event()
+        self._arriving[event] = found
+
+        def wait() -> None:
+            event.wait()
+            self._arriving.pop(event, None)
+
+        return wait
 
     def fence(self) -> None:
         """Let what comes after wait for what all ranks have done before."""

@@ -32,6 +32,7 @@ from flexc.distributed import (
     Layout,
     context_parallel,
     context_parallel_attention,
+    moves,
     shared_memory,
 )
 from flexc.errors import ShapeError
@@ -291,12 +292,22 @@ def two_gpus(mesh: DeviceMesh) -> dict[Any, Any]:
     outcomes: dict[Any, Any] = {
         (c, m): outcome(c, m, mesh) for c in TWO for m in METHODS
     }
-    with mock.patch.object(shared_memory, "LEAST_READ", 1):
+    with few_rows_are_read():
         for case, method in product(TWO, ("all-gather", "all-to-all")):
             outcomes[case, method, "read"] = outcome(case, method, mesh)
     for case in WHOLE:
         outcomes[case, "whole"] = whole_outcome(case, mesh)
     return outcomes
+
+
+@contextmanager
+def few_rows_are_read() -> Iterator[None]:
+    """Let ranks read rows, and heads move in pieces, whatever the size."""
+    with (
+        mock.patch.object(shared_memory, "LEAST_READ", 1),
+        mock.patch.object(moves, "LEAST_IN_PIECES", 1),
+    ):
+        yield
 
 
 class FileMemory(shared_memory.SharedMemory):
@@ -315,9 +326,8 @@ class FileMemory(shared_memory.SharedMemory):
         end = start + torch.Size(shape).numel() * dtype.itemsize
         path = f"{self.folder}/{rank}"
         memory = torch.from_file(path, True, end, dtype=torch.uint8)
-        n, batch, heads, dim = shape
-        found = memory[start:].view(dtype).view(batch, heads, n, dim)
-        return found.permute(2, 0, 1, 3)
+        rows, *outer, dim = shape
+        return memory[start:].view(dtype).view(*outer, rows, dim).movedim(-2, 0)
 
     def copy(self, place: Tensor, source: Tensor) -> Tensor:
         return place.copy_(source)
@@ -333,6 +343,9 @@ class FileMemory(shared_memory.SharedMemory):
 
     def join(self) -> None: ...
 
+    def arrival(self, found: Tensor) -> Callable[[], None]:
+        return lambda: None
+
     def fence(self) -> None:
         self.fences += 1
         dist.barrier(self.group)
@@ -344,13 +357,13 @@ def read_rows(mesh: DeviceMesh, cases: Sequence[Case], folder: str) -> dict[Any,
     memory = FileMemory(group, folder)
     found: dict[Any, Any] = {}
     connected = {group: {torch.device("cpu"): memory}}
-    with (
-        mock.patch.object(shared_memory, "LEAST_READ", 1),
-        mock.patch.object(shared_memory, "_shared", connected),
-    ):
-        for case, method in product(cases, ("all-gather", "all-to-all")):
-            found[case, method] = outcome(case, method, mesh)
-        found["second order"] = second_order(mesh, "all-gather")
+    shared = mock.patch.object(shared_memory, "_shared", connected)
+    with few_rows_are_read(), shared:
+        for method in ("all-gather", "all-to-all"):
+            found |= {(case, method): outcome(case, method, mesh) for case in cases}
+            found["checkpoint", method] = equals_checkpointed(method, mesh)
+            if mesh.size() == 2:
+                found["second order", method] = second_order(mesh, method)
     assert memory.fences
     return found
 

@@ -170,7 +170,9 @@ def test_rows_that_ranks_read(tmp_path: Path, ranks: int) -> None:
     shown.mkdir()
     work = partial(read_rows, cases=cases, folder=str(shown))
     for outcomes in run_ranks(ranks, results, work):
-        assert outcomes.pop("second order") < 1e-12
+        for method in ("all-gather", "all-to-all"):
+            assert outcomes.pop(("checkpoint", method))
+            assert outcomes.pop(("second order", method), 0) < 1e-12
         wrong = {c: o for c, o in outcomes.items() if max(o.errors.values()) > 1}
         assert not wrong
 
@@ -296,7 +298,8 @@ def test_tensors_outlive_the_copies_of_a_turn_that_fails(
 
     with pytest.raises(ValueError, match="a copy"), memory.in_turn():
         fail()
-    symmetric.stream.wait_stream.assert_called_once()
+    # Once as the turn begins, and once as it fails.
+    assert symmetric.stream.wait_stream.call_count == 2 * len(["engine", "caller"])
 
 
 def test_errors_of_an_exchange_without_words(alone: DeviceMesh) -> None:
