@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, groupby
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -18,7 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flexc.distributed.layouts import Layout, Runs, count, overlap, places, union
-from flexc.distributed.shared_memory import SharedMemory, copy, exchange, memory_of
+from flexc.distributed.shared_memory import (
+    Block,
+    SharedMemory,
+    blocks_of,
+    copy,
+    exchange,
+    memory_of,
+)
 from flexc.runtime.inputs.tensor_facts import sum_dtype
 
 ALIGNMENT = 256
@@ -28,9 +35,6 @@ LEAST_IN_PIECES = int(os.environ.get("LIP", 2**29))
 """The fewest bytes of query, key and value that move in pieces of the heads."""
 
 MOST_PIECES = int(os.environ.get("MP", 2))
-
-Copy = Callable[[Tensor, Tensor], Tensor]
-"""A function that copies to its first argument, and returns it."""
 
 
 @dataclass(frozen=True)
@@ -56,42 +60,31 @@ class Side:
 
     def pieces_of_others(self, tensor: Tensor, rank: int) -> list[Tensor]:
         """Return what is exchanged with all ranks but one, each element once."""
-        others = [r for r in range(len(self.runs)) if r != rank]
         if self.has_shares:
-            return [piece for r in others for piece in self.pieces(tensor, r)]
-        runs = union(run for r in others for run in self.runs[r])
+            found = tensor[:, :, :rank], tensor[:, :, rank + 1 :]
+            return [shares for shares in found if shares.size(2)]
+        runs = union(run for r, x in enumerate(self.runs) if r != rank for run in x)
         return [tensor[run.start : run.stop] for run in runs]
 
 
-Sides = Callable[[int], tuple[Side, Side]]
-"""A function from a rank to the sides of what it sends and of what it gets."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moves:
-    """Rows of one tensor on each rank that the ranks of a group send each other.
+    """Rows of one tensor on each rank that ranks send each other.
 
     All ranks run the same moves, in the same order.
     """
 
-    group: dist.ProcessGroup
-    sides: Sides
-
-    @cached_property
-    def all_sides(self) -> list[tuple[Side, Side]]:
-        return [self.sides(r) for r in range(dist.get_world_size(self.group))]
-
-    @cached_property
-    def rank(self) -> int:
-        return dist.get_rank(self.group)
+    rank: int
+    sides: Sequence[tuple[Side, Side]]
+    """What each rank sends, and what it gets."""
 
     @property
     def before(self) -> Side:
-        return self.all_sides[self.rank][0]
+        return self.sides[self.rank][0]
 
     @property
     def after(self) -> Side:
-        return self.all_sides[self.rank][1]
+        return self.sides[self.rank][1]
 
     @cached_property
     def adds(self) -> bool:
@@ -100,15 +93,19 @@ class Moves:
         return not self.after.has_shares and count(union(runs)) < sum(map(len, runs))
 
     @cached_property
+    def others(self) -> Sequence[int]:
+        """The other ranks. Each begins with its neighbour: all links are in use."""
+        return *range(self.rank + 1, len(self.sides)), *range(self.rank)
+
+    @cached_property
+    def covers(self) -> bool:
+        """True if some rank sends each row."""
+        return count(union(r for x in self.after.runs for r in x)) == self.after.rows
+
+    @cached_property
     def back(self) -> Moves:
         """The moves of the derivative."""
-        forth = self.sides
-
-        def sides(rank: int) -> tuple[Side, Side]:
-            before, after = forth(rank)
-            return after, before
-
-        return Moves(self.group, sides)
+        return Moves(self.rank, [(after, before) for before, after in self.sides])
 
     def result(self, own: Tensor, heads_first: bool = False, pieces: int = 1) -> Tensor:
         """Return the tensor that rows arrive in, of so many pieces of heads.
@@ -124,12 +121,9 @@ class Moves:
             found = own.new_empty(shape, dtype=dtype).movedim(-2, 0)
         else:
             found = own.new_empty((after.rows, *outer, own.size(-1)), dtype=dtype)
-        covered = count(union(run for runs in after.runs for run in runs))
-        return found.zero_() if self.adds or covered < after.rows else found
+        return found if self.covers and not self.adds else found.zero_()
 
-    def put(
-        self, found: Tensor, rank: int, arrived: Sequence[Tensor], copy: Copy
-    ) -> None:
+    def put(self, found: Tensor, rank: int, arrived: Sequence[Tensor]) -> None:
         """Write rows of a rank to their places, or add them."""
         for place, piece in zip(self.after.pieces(found, rank), arrived, strict=True):
             if self.adds:
@@ -139,7 +133,7 @@ class Moves:
 
     def most_bytes(self, own: Tensor) -> int:
         """Return the size of the largest tensor that a rank sends rows of."""
-        rows = max(before.rows for before, _ in self.all_sides)
+        rows = max(before.rows for before, _ in self.sides)
         return rows * own.shape[1:].numel() * own.dtype.itemsize
 
 
@@ -166,6 +160,7 @@ class Pieces:
 class Transfer:
     """A tensor whose rows the ranks of a group move."""
 
+    group: dist.ProcessGroup
     moves: Moves
     piece: tuple[Pieces, int] | None = None
     """Of a tensor with shares, the piece and its index."""
@@ -176,7 +171,7 @@ class Transfer:
 
     @cached_property
     def back(self) -> Transfer:
-        return Transfer(self.moves.back, self.piece)
+        return Transfer(self.group, self.moves.back, self.piece)
 
     def place(self, own: Tensor) -> Tensor:
         """Return where rows arrive that are read."""
@@ -198,58 +193,94 @@ class Transfer:
 
 def depart(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
     """Begin transfers of one group. Sums are rounded once."""
-    moves = [t.moves for t in transfers]
-    sizes = [m.most_bytes(t) for m, t in zip(moves, tensors, strict=True)]
-    total = sum(map(_aligned, sizes))
-    memory = memory_of(moves[0].group, tensors[0].device, total)
-    if memory is not None:
-        _read(transfers, tensors, sizes, memory)
+    group, device = transfers[0].group, tensors[0].device
+    pairs = list(zip(transfers, tensors, strict=True))
+    sizes = [_aligned(t.moves.most_bytes(own)) for t, own in pairs]
+    if memory := memory_of(group, device, sum(sizes)):
+        starts = accumulate(sizes, initial=0)
+        given = [(*pair, start) for pair, start in zip(pairs, starts, strict=False)]
+        with memory.in_turn(is_first=not transfers[0].moves.after.has_shares):
+            for _, some in groupby(given, key=lambda x: x[0].piece and x[0].piece[1]):
+                _read([*some], memory)
         return
-    results = [m.result(t) for m, t in zip(moves, tensors, strict=True)]
-    _send(moves, tensors, results)
-    for transfer, own, found in zip(transfers, tensors, results, strict=True):
+    results = [t.moves.result(own) for t, own in pairs]
+    _send(transfers, tensors, results)
+    for (transfer, own), found in zip(pairs, results, strict=True):
         transfer.rows = found.to(own.dtype)
 
 
-def _read(
-    transfers: Sequence[Transfer],
-    tensors: Sequence[Tensor],
-    sizes: Sequence[int],
-    memory: SharedMemory,
-) -> None:
-    """Show the others this rank's rows in its memory, and read theirs.
+def _read(given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory) -> None:
+    """Show the others this rank's rows, from a byte of its memory on, and read theirs.
 
-    A tensor is read beside what comes after, but for sums.
+    They are read beside what comes after, but for sums.
     """
-    starts = accumulate((_aligned(size) for size in sizes), initial=0)
-    with memory.in_turn():
-        for transfer, own, start in zip(transfers, tensors, starts, strict=False):
+    for transfer, own, start in given:
+        m = transfer.moves
+        shown = _shown(memory, m, m.rank, own, start)
+        pieces = (m.before.pieces_of_others(t, m.rank) for t in (shown, own))
+        for place, piece in zip(*pieces, strict=True):
+            copy(place, piece)
+    memory.fence()
+    results = [transfer.place(own) for transfer, own, _ in given]
+    with memory.beside():
+        for (transfer, own, start), found in zip(given, results, strict=True):
             m = transfer.moves
-            found = transfer.place(own)
-            shown = [
-                memory.rows_of(rank, start, (side.rows, *own.shape[1:]), own.dtype)
-                for rank, (side, _) in enumerate(m.all_sides)
-            ]
-            pieces = (
-                m.before.pieces_of_others(t, m.rank) for t in (shown[m.rank], own)
+            key = m, own.shape, own.dtype, found.stride()
+            blocks = memory.copies.get(
+                key, partial(_blocks, memory, m, own, start, found)
             )
-            for place, piece in zip(*pieces, strict=True):
-                copy(place, piece)
-            memory.fence()
-            with memory.beside():
-                # Each rank begins with its neighbour, so that all links are in use.
-                for rank in (*range(m.rank + 1, len(shown)), *range(m.rank)):
-                    side, _ = m.all_sides[rank]
-                    m.put(found, rank, side.pieces(shown[rank], m.rank), memory.copy)
-            if m.adds:
-                memory.join()
-            m.put(found, m.rank, m.before.pieces(own, m.rank), copy)
-            transfer.wait = None if m.adds else memory.arrival(found)
-            transfer.rows = found.to(own.dtype)
+            if blocks is not None:
+                memory.read(blocks, found, start)
+                continue
+            for rank in m.others:
+                shown = _shown(memory, m, rank, own, start)
+                m.put(found, rank, m.sides[rank][0].pieces(shown, m.rank))
+        wait = memory.arrival(results)
+    for (transfer, own, _), found in zip(given, results, strict=True):
+        m = transfer.moves
+        if m.adds:
+            wait()
+        m.put(found, m.rank, m.before.pieces(own, m.rank))
+        transfer.rows, transfer.wait = found.to(own.dtype), wait
+
+
+def _blocks(
+    memory: SharedMemory, moves: Moves, own: Tensor, start: int, found: Tensor
+) -> list[tuple[int, Block]] | None:
+    """Return the blocks that are read from each rank, from the start of what it shows
+    to the start of the result, or None if the driver cannot copy them.
+    """
+    if moves.adds:
+        return None
+    result: list[tuple[int, Block]] = []
+    for rank in moves.others:
+        shown = _shown(memory, moves, rank, own, start)
+        pieces = moves.sides[rank][0].pieces(shown, moves.rank)
+        places = moves.after.pieces(found, rank)
+        for place, piece in zip(places, pieces, strict=True):
+            blocks = blocks_of(place, piece)
+            if blocks is None:
+                return None
+            result += [
+                (
+                    rank,
+                    b._replace(to=b.to - found.data_ptr(), of=b.of - shown.data_ptr()),
+                )
+                for b in blocks
+            ]
+    return result
+
+
+def _shown(
+    memory: SharedMemory, moves: Moves, rank: int, own: Tensor, start: int
+) -> Tensor:
+    """Return the tensor that a rank shows."""
+    rows = moves.sides[rank][0].rows
+    return memory.rows_of(rank, start, (rows, *own.shape[1:]), own.dtype)
 
 
 def _send(
-    moves: Sequence[Moves], tensors: Sequence[Tensor], results: Sequence[Tensor]
+    transfers: Sequence[Transfer], tensors: Sequence[Tensor], results: Sequence[Tensor]
 ) -> None:
     """Exchange messages, one with each other rank for each tensor.
 
@@ -257,7 +288,9 @@ def _send(
     """
     ops: list[dist.P2POp] = []
     arrived: list[tuple[Moves, Tensor, int, Sequence[Tensor]]] = []
-    for m, own, found in zip(moves, tensors, results, strict=True):
+    group = transfers[0].group
+    for transfer, own, found in zip(transfers, tensors, results, strict=True):
+        m = transfer.moves
         for rank, runs in enumerate(m.after.runs):
             pieces = m.before.pieces(own, rank)
             if rank == m.rank:
@@ -268,15 +301,15 @@ def _send(
             arrived.append((m, found, rank, received))
             message = pieces[0] if len(pieces) == 1 else torch.cat([part[:0], *pieces])
             ops += [
-                dist.P2POp(op, tensor, group=m.group, group_peer=rank)
+                dist.P2POp(op, tensor, group=group, group_peer=rank)
                 for op, tensor in ((dist.isend, dense(message)), (dist.irecv, part))
                 if tensor.numel()
             ]
-    with exchange(moves[0].group):
+    with exchange(group):
         for work in dist.batch_isend_irecv(ops) if ops else []:
             work.wait()
     for m, found, rank, pieces in arrived:
-        m.put(found, rank, pieces, copy)
+        m.put(found, rank, pieces)
 
 
 def _part_of_message(m: Moves, own: Tensor, found: Tensor, rank: int) -> Tensor:
@@ -423,8 +456,8 @@ def gather(
         )
         return Side(count(runs), sent), Side(end - first, received)
 
-    moves = Moves(group, sides)
-    return arrive(_departed([Transfer(moves) for _ in tensors], tensors))
+    moves = Moves(dist.get_rank(group), [*map(sides, range(layout.size))])
+    return arrive(_departed([Transfer(group, moves) for _ in tensors], tensors))
 
 
 def to_heads(
@@ -439,10 +472,10 @@ def to_heads(
     of the heads.
     """
     wholes = [Pieces(pieces) for _ in tensors]
-    moves = [Moves(group, _to_heads(layout)) for layout in layouts]
+    moves = [_to_heads(layout, dist.get_rank(group)) for layout in layouts]
     cut = [Cut.apply(t, pieces) if pieces > 1 else (t,) for t in tensors]
     given = [
-        (Transfer(m, (whole, i)), some[i])
+        (Transfer(group, m, (whole, i)), some[i])
         for i in range(pieces)
         for m, whole, some in zip(moves, wholes, cut, strict=True)
     ]
@@ -458,8 +491,9 @@ def to_tokens(
     index: int,
 ) -> list[Coming]:
     """Let all shares of this rank's tokens come, given a piece of its own share."""
-    moves = Moves(group, _to_heads(layout)).back
-    return _departed([Transfer(moves, (whole, index)) for whole in wholes], tensors)
+    moves = _to_heads(layout, dist.get_rank(group)).back
+    transfers = [Transfer(group, moves, (whole, index)) for whole in wholes]
+    return _departed(transfers, tensors)
 
 
 def pieces_of(
@@ -481,13 +515,13 @@ def pieces_of(
     return gcd(heads, MOST_PIECES)
 
 
-def _to_heads(layout: Layout) -> Sides:
-    def sides(rank: int) -> tuple[Side, Side]:
-        runs = layout.ranks[rank]
-        here = (tuple(places(runs, runs)),) * layout.size
-        return Side(count(runs), here, True), Side(layout.length, layout.ranks)
-
-    return sides
+@lru_cache(64)
+def _to_heads(layout: Layout, rank: int) -> Moves:
+    """Return the moves of this rank's tokens to the ranks of their heads."""
+    own = [tuple(places(runs, runs)) for runs in layout.ranks]
+    after = Side(layout.length, layout.ranks)
+    before = [Side(count(runs), (runs,) * layout.size, True) for runs in own]
+    return Moves(rank, [(side, after) for side in before])
 
 
 def _departed(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> list[Coming]:

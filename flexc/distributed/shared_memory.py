@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flexc.errors import DistributedError
+from flexc.runtime.process.recent import Recent
 
 LEAST_READ = 2**20
 """The fewest bytes of the tensors of a call that ranks read from each other: whatever
@@ -70,7 +71,41 @@ class _Copy2D(ctypes.Structure):
     ] + [("WidthInBytes", ctypes.c_size_t), ("Height", ctypes.c_size_t)]
 
 
-def _blocks(place: Tensor, source: Tensor) -> list[tuple[int, int, int]]:
+class Block(NamedTuple):
+    """Rows of bytes of a copy, at addresses or at distances from others."""
+
+    to: int
+    of: int
+    pitch_to: int
+    pitch_of: int
+    width: int
+    height: int
+
+
+def blocks_of(place: Tensor, source: Tensor) -> list[Block] | None:
+    """Return the blocks of a copy, or None if the driver cannot copy it."""
+    size = place.dtype.itemsize
+    *outer, (width, *steps) = _dims(place, source) or [(1, 1, 1)]
+    if steps != [1, 1] or len(outer) > 2:
+        return None
+    *outer, (height, to, of) = outer or [(1, width, width)]
+    if max(to, of) * size > MOST_PITCH:
+        return None
+    count, next_to, next_of = outer[0] if outer else (1, 0, 0)
+    return [
+        Block(
+            place.data_ptr() + i * next_to * size,
+            source.data_ptr() + i * next_of * size,
+            to * size,
+            of * size,
+            width * size,
+            height,
+        )
+        for i in range(count)
+    ]
+
+
+def _dims(place: Tensor, source: Tensor) -> list[tuple[int, int, int]]:
     """Return the sizes and the two strides of a copy, the innermost last, neighbouring
     dimensions joined where they are so in both tensors.
     """
@@ -86,8 +121,8 @@ def _blocks(place: Tensor, source: Tensor) -> list[tuple[int, int, int]]:
 class SharedMemory:
     """Memory of each rank's GPU that the others read, torch's symmetric memory.
 
-    Each turn begins with a sum over all ranks, so that the group's watchdog finds one
-    that has ended. A fence is a barrier of the GPUs.
+    A first turn begins with a sum over all ranks, so that the group's watchdog finds
+    one that has ended. A fence is a barrier of the GPUs, which takes less time.
 
     Turns that a graph has captured are in the order of the stream that replays it.
     """
@@ -104,11 +139,13 @@ class SharedMemory:
         """The least size that a rank has no memory for, and why."""
         self._handle: Any = None
         self._parts: list[Tensor] = []
+        self.copies: Recent[Any] = Recent(64)
+        """What `moves` knows of earlier copies."""
         self._is_captured = False
         self._captured: list[Any] = []
         """Outgrown memory that captured graphs read and write."""
         self._engine = torch.cuda.Stream(device)
-        self._arriving: dict[Any, Tensor] = {}
+        self._arriving: dict[Any, Sequence[Tensor]] = {}
         self._driver = ctypes.CDLL("libcuda.so.1")
         # Not imported above: builds of torch without torch.distributed have none.
         self._symmetric: Any = import_module("torch.distributed._symmetric_memory")
@@ -176,37 +213,25 @@ class SharedMemory:
         memory = self._parts[rank][start:end].view(dtype)
         return memory.view(*outer, rows, dim).movedim(-2, 0)
 
-    def copy(self, place: Tensor, source: Tensor) -> Tensor:
-        """Copy rows (n, B, ..., D) that may be another rank's.
-
-        An engine that takes no multiprocessor copies blocks of neighbours.
-        """
-        *outer, (width, *steps) = _blocks(place, source) or [(1, 1, 1)]
-        if steps != [1, 1] or len(outer) > 2:
-            return copy(place, source)
-        *outer, (height, to, of) = outer or [(1, width, width)]
-        if max(to, of) * place.dtype.itemsize > MOST_PITCH:
-            return copy(place, source)
-        count, *starts = outer[0] if outer else (1, 0, 0)
-        size = place.dtype.itemsize
-        for i in range(count):
-            at = [
-                t.data_ptr() + i * start * size
-                for t, start in zip((place, source), starts, strict=True)
-            ]
-            self._copy_block(at, (to * size, of * size), width * size, height)
-        return place
-
-    def _copy_block(
-        self, at: Sequence[int], pitch: Sequence[int], width: int, height: int
+    def read(
+        self, blocks: Sequence[tuple[int, Block]], place: Tensor, start: int
     ) -> None:
-        """Copy rows of bytes between two places."""
+        """Copy blocks of ranks' memory, from a byte of it on, to a tensor.
+
+        An engine that takes no multiprocessor copies.
+        """
+        to = place.data_ptr()
+        for rank, block in blocks:
+            of = self._parts[rank].data_ptr() + start
+            self._copy(block._replace(to=to + block.to, of=of + block.of))
+
+    def _copy(self, block: Block) -> None:
         given = _Copy2D(
-            dstMemoryType=DEVICE_MEMORY, dstDevice=at[0], dstPitch=pitch[0],
-            srcMemoryType=DEVICE_MEMORY, srcDevice=at[1], srcPitch=pitch[1],
-            WidthInBytes=width, Height=height,
+            dstMemoryType=DEVICE_MEMORY, dstDevice=block.to, dstPitch=block.pitch_to,
+            srcMemoryType=DEVICE_MEMORY, srcDevice=block.of, srcPitch=block.pitch_of,
+            WidthInBytes=block.width, Height=block.height,
         )  # fmt: skip
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = ctypes.c_void_p(self._engine.cuda_stream)
         fault = self._driver.cuMemcpy2DAsync_v2(ctypes.byref(given), stream)
         if fault:
             raise DistributedError(
@@ -214,14 +239,20 @@ class SharedMemory:
             )
 
     @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """Let what all ranks did with the memory before be done, on all streams."""
+    def in_turn(self, is_first: bool) -> Iterator[None]:
+        """Let what all ranks did with the memory before be done, on all streams.
+
+        The first turn of a forward or backward finds ranks that have ended.
+        """
         is_captured = torch.cuda.is_current_stream_capturing()
         if self._last is not None and not is_captured:
             self._last.wait()
         self.join()
-        with exchange(self.group):
-            self.group.allreduce([self._flag]).wait()
+        if is_first:
+            with exchange(self.group):
+                self.group.allreduce([self._flag]).wait()
+        else:
+            self.fence()
         self._is_captured |= is_captured
         try:
             yield
@@ -249,10 +280,10 @@ class SharedMemory:
         stream.wait_stream(self._engine)
         self._arriving.clear()
 
-    def arrival(self, found: Tensor) -> Callable[[], None]:
-        """Return a function that lets what comes after wait for copies to a tensor.
+    def arrival(self, found: Sequence[Tensor]) -> Callable[[], None]:
+        """Return a function that lets what comes after wait for copies to tensors.
 
-        The tensor is kept until then, or until the next turn.
+        The tensors are kept until then, or until the next turn.
         """
         event = self._engine.record_event()
         self._arriving[event] = found

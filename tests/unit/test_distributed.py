@@ -48,7 +48,12 @@ from flexc.distributed.plans import (
 )
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
-from flexc.distributed.shared_memory import SharedMemory, exchange, memory_of
+from flexc.distributed.shared_memory import (
+    SharedMemory,
+    blocks_of,
+    exchange,
+    memory_of,
+)
 from flexc.errors import (
     DistributedError,
     DtypeError,
@@ -69,6 +74,7 @@ from tests.support.context_parallel import (
     Case,
     cases_that_run,
     causal,
+    copy_on_a_cpu,
     four_ranks,
     leave,
     masks,
@@ -182,30 +188,38 @@ def test_rows_that_ranks_read(tmp_path: Path, ranks: int) -> None:
 def test_blocks_of_a_copy_between_gpus(batch: int, shares: int) -> None:
     """The engine gets blocks that it can copy, which are all elements, each once."""
 
-    class Engine(SharedMemory):
-        def __init__(self) -> None:
-            self.heights: list[int] = []
-
-        def _copy_block(
-            self, at: Sequence[int], pitch: Sequence[int], width: int, height: int
-        ) -> None:
-            assert width <= min(pitch)
-            self.heights.append(height)
-            for row in range(height):
-                to, of = (a + row * p for a, p in zip(at, pitch, strict=True))
-                ctypes.memmove(to, of, width)
-
     heads, rows = 4, 10
     source = torch.randn(batch, heads, rows, 8).permute(2, 0, 1, 3)
     share = heads // shares
     found = torch.zeros(batch, share, 3 * rows, 8).permute(2, 0, 1, 3)
-    engine = Engine()
-    engine.copy(found[5:12], source.chunk(shares, 2)[-1][:7])
+    blocks = blocks_of(found[5:12], source.chunk(shares, 2)[-1][:7])
+    assert blocks is not None
+    for block in blocks:
+        copy_on_a_cpu(block)
     assert found[5:12].equal(source[:7, :, heads - share :])
     assert found.count_nonzero() == 7 * batch * share * 8
-    assert sum(engine.heights) == batch * share
-    pairs = found[:3, 0, 0, ::2], source[:3, 0, 0, ::2]
-    assert engine.copy(*pairs).equal(pairs[1])  # Not for the engine.
+    assert sum(block.height for block in blocks) == batch * share
+    assert blocks_of(found[:3, 0, 0, ::2], source[:3, 0, 0, ::2]) is None
+
+
+def test_pieces_that_lie_in_one_tensor_are_not_copied() -> None:
+    def make(count: int) -> Tensor:
+        return torch.randn(2, 2, 3 * count, 5, 8).movedim(-2, 0)
+
+    place = moves.Pieces(2)
+    wholes: list[Tensor] = []
+    for _ in range(2):  # A backward may run twice.
+        rows = [place.take(i, make) for i in (1, 0)][::-1]
+        pieces = [r.movedim(0, -2).requires_grad_() for r in rows]
+        wholes.append(moves.join(pieces))
+        assert wholes[-1].equal(torch.cat(pieces, 2))
+        assert wholes[-1].data_ptr() == pieces[0].data_ptr()
+        grads = torch.autograd.grad(wholes[-1].square().sum(), pieces)
+        assert all(g.equal(2 * p) for g, p in zip(grads, pieces, strict=True))
+    assert wholes[0].data_ptr() != wholes[1].data_ptr()
+    apart = [piece.detach().clone() for piece in wholes[0].chunk(2, 2)]
+    assert moves.join(apart).equal(wholes[0])
+    wholes[1].mul_(2)  # Not a view.
 
 
 class Handle:
@@ -264,7 +278,7 @@ def test_shared_memory_that_a_graph_reads_is_kept(
 
     assert memory.reserve(100) == ""
     capturing(True)
-    with memory.in_turn():
+    with memory.in_turn(is_first=True):
         captured = weakref.ref(memory._parts[0])
     assert "captured" in memory.reserve(200)
     capturing(False)
@@ -296,7 +310,7 @@ def test_tensors_outlive_the_copies_of_a_turn_that_fails(
     def fail() -> None:
         raise ValueError("a copy fails")
 
-    with pytest.raises(ValueError, match="a copy"), memory.in_turn():
+    with pytest.raises(ValueError, match="a copy"), memory.in_turn(is_first=True):
         fail()
     # Once as the turn begins, and once as it fails.
     assert symmetric.stream.wait_stream.call_count == 2 * len(["engine", "caller"])
@@ -734,13 +748,13 @@ def test_gradients_that_nobody_needs_do_not_move(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     moved: list[int] = []
-    run = moves.run
+    depart = moves.depart
 
-    def counted(given: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def counted(given: Any, tensors: Sequence[Tensor]) -> None:
         moved.append(len(tensors))
-        return run(given, tensors)
+        depart(given, tensors)
 
-    monkeypatch.setattr(moves, "run", counted)
+    monkeypatch.setattr(moves, "depart", counted)
     x = torch.randn(1, 2, 16, 8)
     key = x.clone().requires_grad_()
     out: Any = context_parallel_attention(x, key, x, mesh=alone, method=method)  # pyright: ignore
