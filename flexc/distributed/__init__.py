@@ -15,16 +15,6 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.layouts import Layout, Span, overlap, union
-from flexc.distributed.moves import (
-    Coming,
-    Pieces,
-    arrive,
-    gather,
-    join,
-    pieces_of,
-    to_heads,
-    to_tokens,
-)
 from flexc.distributed.plans import (
     METHODS,
     Estimate,
@@ -49,6 +39,16 @@ from flexc.distributed.ranks import (
 )
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.distributed.shared_memory import way
+from flexc.distributed.transfers import (
+    Coming,
+    Pieces,
+    arrive,
+    gather,
+    join,
+    pieces_of,
+    to_heads,
+    to_tokens,
+)
 from flexc.errors import (
     BlockMaskError,
     DeviceError,

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.layouts import Layout
-from flexc.distributed.moves import gather
 from flexc.distributed.shared_memory import connect, exchange
+from flexc.distributed.transfers import gather
 from flexc.errors import DistributedError, GradientError, did_you_mean
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.tensor_facts import sum_dtype

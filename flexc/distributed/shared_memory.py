@@ -140,7 +140,7 @@ class SharedMemory:
         self._handle: Any = None
         self._parts: list[Tensor] = []
         self.copies: Recent[Any] = Recent(64)
-        """What `moves` knows of earlier copies."""
+        """The blocks of recent copies, for `transfers`."""
         self._is_captured = False
         self._captured: list[Any] = []
         """Outgrown memory that captured graphs read and write."""

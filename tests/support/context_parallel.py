@@ -33,8 +33,8 @@ from flexc.distributed import (
     Layout,
     context_parallel,
     context_parallel_attention,
-    moves,
     shared_memory,
+    transfers,
 )
 from flexc.errors import ShapeError
 from flexc.runtime.kernels.driver import counters
@@ -307,7 +307,7 @@ def few_rows_are_read() -> Iterator[None]:
     """Let ranks read rows, and heads move in pieces, whatever the size."""
     with (
         mock.patch.object(shared_memory, "LEAST_READ", 1),
-        mock.patch.object(moves, "LEAST_IN_PIECES", 1),
+        mock.patch.object(transfers, "LEAST_IN_PIECES", 1),
     ):
         yield
 

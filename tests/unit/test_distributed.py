@@ -33,12 +33,11 @@ from flexc.distributed import (
     _Mods,
     context_parallel,
     context_parallel_attention,
-    moves,
     plan,
     shared_memory,
+    transfers,
 )
 from flexc.distributed.layouts import MOST_RUNS, Runs, Span, carried_keys
-from flexc.distributed.moves import dense
 from flexc.distributed.plans import (
     BACKWARD,
     Problem,
@@ -54,6 +53,7 @@ from flexc.distributed.shared_memory import (
     exchange,
     memory_of,
 )
+from flexc.distributed.transfers import dense
 from flexc.errors import (
     DistributedError,
     DtypeError,
@@ -206,19 +206,19 @@ def test_pieces_that_lie_in_one_tensor_are_not_copied() -> None:
     def make(count: int) -> Tensor:
         return torch.randn(2, 2, 3 * count, 5, 8).movedim(-2, 0)
 
-    place = moves.Pieces(2)
+    place = transfers.Pieces(2)
     wholes: list[Tensor] = []
     for _ in range(2):  # A backward may run twice.
         rows = [place.take(i, make) for i in (1, 0)][::-1]
         pieces = [r.movedim(0, -2).requires_grad_() for r in rows]
-        wholes.append(moves.join(pieces))
+        wholes.append(transfers.join(pieces))
         assert wholes[-1].equal(torch.cat(pieces, 2))
         assert wholes[-1].data_ptr() == pieces[0].data_ptr()
         grads = torch.autograd.grad(wholes[-1].square().sum(), pieces)
         assert all(g.equal(2 * p) for g, p in zip(grads, pieces, strict=True))
     assert wholes[0].data_ptr() != wholes[1].data_ptr()
     apart = [piece.detach().clone() for piece in wholes[0].chunk(2, 2)]
-    assert moves.join(apart).equal(wholes[0])
+    assert transfers.join(apart).equal(wholes[0])
     wholes[1].mul_(2)  # Not a view.
 
 
@@ -748,13 +748,13 @@ def test_gradients_that_nobody_needs_do_not_move(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     moved: list[int] = []
-    depart = moves.depart
+    depart = transfers.depart
 
     def counted(given: Any, tensors: Sequence[Tensor]) -> None:
         moved.append(len(tensors))
         depart(given, tensors)
 
-    monkeypatch.setattr(moves, "depart", counted)
+    monkeypatch.setattr(transfers, "depart", counted)
     x = torch.randn(1, 2, 16, 8)
     key = x.clone().requires_grad_()
     out: Any = context_parallel_attention(x, key, x, mesh=alone, method=method)  # pyright: ignore
