@@ -250,7 +250,8 @@ class Arrived(torch.autograd.Function):
         ctx: Any, transfers: Sequence[Transfer], *tokens: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.transfers = transfers
-        return _results(ctx, [t.arrive() for t in transfers])
+        # Not views, which callers of a function with several results may not change.
+        return _results(ctx, [t.arrive().data for t in transfers])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore

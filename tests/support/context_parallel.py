@@ -369,8 +369,24 @@ def read_rows(mesh: DeviceMesh, cases: Sequence[Case], folder: str) -> dict[Any,
             found["checkpoint", method] = equals_checkpointed(method, mesh)
             if mesh.size() == 2:
                 found["second order", method] = second_order(mesh, method)
+        found["changed"] = [changes(mesh, heads) for heads in (1, 2)]
     assert memory.fences
     return found
+
+
+def changes(mesh: DeviceMesh, heads: int) -> bool:
+    """Return True if a caller may change results, of so many heads of each rank."""
+    x = torch.randn(1, heads * mesh.size(), 32, DIM, requires_grad=True)
+    given: Any = {"mesh": mesh, "method": "all-to-all", "return_lse": True}
+    results: Any = context_parallel_attention(x, x, x, **given)
+    expected = torch.autograd.grad(
+        results, x, [2 * torch.ones_like(r) for r in results]
+    )
+    results = context_parallel_attention(x, x, x, **given)
+    for result in results:
+        result.mul_(2)
+    found = torch.autograd.grad(results, x, [torch.ones_like(r) for r in results])
+    return found[0].equal(expected[0])
 
 
 def second_order(mesh: DeviceMesh, method: str) -> float:

@@ -176,6 +176,7 @@ def test_rows_that_ranks_read(tmp_path: Path, ranks: int) -> None:
     shown.mkdir()
     work = partial(read_rows, cases=cases, folder=str(shown))
     for outcomes in run_ranks(ranks, results, work):
+        assert all(outcomes.pop("changed"))
         for method in ("all-gather", "all-to-all"):
             assert outcomes.pop(("checkpoint", method))
             assert outcomes.pop(("second order", method), 0) < 1e-12
