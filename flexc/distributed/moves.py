@@ -113,8 +113,9 @@ class Moves:
         return rows * own.shape[1:].numel() * own.dtype.itemsize
 
 
+@lru_cache(64)
 def moves_to_gather(
-    layout: Layout, rank: int, needs: Sequence[Runs] | None = None
+    layout: Layout, rank: int, needs: tuple[Runs, ...] | None = None
 ) -> Moves:
     """Return the moves of tokens to all ranks that need them, or to all ranks.
 

@@ -126,9 +126,9 @@ def _read(given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory) -
         for (transfer, own, start), found in zip(given, results, strict=True):
             m = transfer.moves
             key = m, own.shape, own.dtype, found.stride()
-            blocks = memory.copies.get(
-                key, partial(_blocks, memory, m, own, start, found)
-            )
+            make = partial(_blocks, memory, m, own, start, found)
+            # Within a tuple: that the driver copies none is kept, too.
+            (blocks,) = memory.copies.get(key, lambda make=make: (make(),))
             if blocks is not None:
                 memory.read(blocks, found, start)
                 continue
@@ -343,7 +343,7 @@ def gather(
 
     Or from the first that this rank needs to the last, given the needs of all ranks.
     """
-    moves = moves_to_gather(layout, dist.get_rank(group), needs)
+    moves = moves_to_gather(layout, dist.get_rank(group), needs and tuple(needs))
     return arrive(_departed([Transfer(group, moves) for _ in tensors], tensors))
 
 

@@ -329,7 +329,7 @@ class FileMemory(shared_memory.SharedMemory):
             torch.from_file(f"{folder}/{r}", True, 2**20, dtype=torch.uint8)
             for r in range(dist.get_world_size(group))
         ]
-        self.copies, self.fences = Recent(8), 0
+        self.copies, self.fences = Recent(64), 0
 
     def reserve(self, size: int) -> str:
         return "" if size <= self._parts[0].numel() else "files are small"
@@ -369,6 +369,11 @@ def read_rows(mesh: DeviceMesh, cases: Sequence[Case], folder: str) -> dict[Any,
             found["checkpoint", method] = equals_checkpointed(method, mesh)
             if mesh.size() == 2:
                 found["second order", method] = second_order(mesh, method)
+        for method in ("all-gather", "all-to-all"):
+            equals_checkpointed(method, mesh)
+            known = len(memory.copies)
+            equals_checkpointed(method, mesh)
+            assert len(memory.copies) == known  # Of equal calls, blocks are found.
         found["changed"] = [changes(mesh, heads) for heads in (1, 2)]
     assert memory.fences
     return found
