@@ -69,6 +69,11 @@ class Transfer:
     wait: Callable[[], None] | None = None
     """Lets what comes after wait for rows that are on their way."""
 
+    @property
+    def index(self) -> int:
+        """The number of the piece of heads, 0 if there is one."""
+        return self.piece[1] if self.piece else 0
+
     @cached_property
     def back(self) -> Transfer:
         return Transfer(self.group, self.moves.back, self.piece)
@@ -99,8 +104,9 @@ def depart(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
     if memory := memory_of(group, device, sum(sizes)):
         starts = accumulate(sizes, initial=0)
         given = [(*pair, start) for pair, start in zip(pairs, starts, strict=False)]
+        # Shares follow heads, whose own transfers began with a sum or with messages.
         with memory.in_turn(is_first=not transfers[0].moves.after.has_shares):
-            for _, some in groupby(given, key=lambda x: x[0].piece and x[0].piece[1]):
+            for _, some in groupby(given, key=lambda x: x[0].index):
                 _read([*some], memory)
         return
     results = [t.moves.result(own) for t, own in pairs]
@@ -309,7 +315,7 @@ class Joined(torch.autograd.Function):
             ):
                 return torch.cat(pieces, 2)
         shape = *first.shape[:2], len(pieces) * first.size(2), *first.shape[3:]
-        # Not a view: callers may change it.
+        # Not a view: callers may change it. Nothing reads the pieces later.
         return first.new_empty(0).set_(
             storage, first.storage_offset(), shape, first.stride()
         )

@@ -321,7 +321,10 @@ def copy_on_a_cpu(block: shared_memory.Block) -> None:
 
 
 class FileMemory(shared_memory.SharedMemory):
-    """Memory that processes of a CPU share, in place of GPUs' memory."""
+    """Memory that processes of a CPU share, in place of GPUs' memory.
+
+    Copies are made when they are waited for, as late as an engine may make them.
+    """
 
     def __init__(self, group: dist.ProcessGroup, folder: str):
         self._group = ref(group)
@@ -330,30 +333,45 @@ class FileMemory(shared_memory.SharedMemory):
             for r in range(dist.get_world_size(group))
         ]
         self.copies, self.fences = Recent(64), 0
+        self._late: list[list[shared_memory.Block]] = []
+        self._arriving = {}
 
     def reserve(self, size: int) -> str:
         return "" if size <= self._parts[0].numel() else "files are small"
 
     def _copy(self, block: shared_memory.Block) -> None:
-        copy_on_a_cpu(block)
+        self._late[-1].append(block)
 
     @contextmanager
     def in_turn(self, is_first: bool) -> Iterator[None]:
+        self.join()
         self.fence()
         yield
 
     @contextmanager
     def beside(self) -> Iterator[None]:
+        self._late.append([])
         yield
 
-    def join(self) -> None: ...
+    def join(self) -> None:
+        for blocks in self._late:
+            _copy_all(blocks)
+        self._late.clear()
+        self._arriving.clear()
 
     def arrival(self, found: Sequence[Tensor]) -> Callable[[], None]:
-        return lambda: None
+        blocks = self._late[-1]
+        self._arriving[id(blocks)] = found
+        return partial(_copy_all, blocks)
 
     def fence(self) -> None:
         self.fences += 1
         dist.barrier(self.group)
+
+
+def _copy_all(blocks: list[shared_memory.Block]) -> None:
+    while blocks:
+        copy_on_a_cpu(blocks.pop())
 
 
 def read_rows(mesh: DeviceMesh, cases: Sequence[Case], folder: str) -> dict[Any, Any]:
