@@ -399,10 +399,11 @@ def pieces_of(
 
     All ranks return the same.
     """
-    size = sum(
+    sizes = (
         max(layout.lengths) * t.shape[:2].numel() * t.size(3) * t.dtype.itemsize
         for layout, t in zip(layouts, tensors, strict=True)
     )
+    size = sum(2 * _aligned(-(-size // 2)) for size in sizes)
     if size < LEAST_IN_PIECES or memory_of(group, tensors[0].device, size) is None:
         return 1
     return gcd(heads, 2)
