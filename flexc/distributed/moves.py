@@ -123,10 +123,10 @@ def moves_to_gather(
     """
     wanted = needs or [(range(layout.length),)] * layout.size
 
-    def sides(rank: int) -> tuple[Side, Side]:
-        runs = layout.ranks[rank]
+    def sides(each: int) -> tuple[Side, Side]:
+        runs = layout.ranks[each]
         sent = tuple(tuple(places(runs, overlap(runs, need))) for need in wanted)
-        arriving = [overlap(other, wanted[rank]) for other in layout.ranks]
+        arriving = [overlap(other, wanted[each]) for other in layout.ranks]
         needed = union(run for some in arriving for run in some)
         first, end = (needed[0].start, needed[-1].stop) if needed else (0, 0)
         received = tuple(

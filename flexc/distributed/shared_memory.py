@@ -22,7 +22,7 @@ from flexc.runtime.process.recent import Recent
 
 LEAST_READ = 2**20
 """The fewest bytes of the tensors of a call that ranks read from each other: whatever
-the size, a turn has a sum over all ranks, and a fence for each tensor.
+the size, a turn has a sum over all ranks or a fence, and another fence.
 """
 
 WIDEST = torch.complex128

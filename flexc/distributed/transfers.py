@@ -32,8 +32,9 @@ ALIGNMENT = 256
 """Bytes from tensor to tensor in shared memory, in multiples."""
 
 LEAST_IN_PIECES = 2**29
-"""The fewest bytes of query, key and value whose heads move in two pieces. With fewer,
-what a second call takes is more than what is hidden.
+"""The fewest bytes of a rank's query, key and value whose heads move in two pieces.
+
+With fewer, a second call of attention takes longer than the moves that it hides.
 """
 
 
@@ -104,7 +105,7 @@ def depart(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
     if memory := memory_of(group, device, sum(sizes)):
         starts = accumulate(sizes, initial=0)
         given = [(*pair, start) for pair, start in zip(pairs, starts, strict=False)]
-        # Shares follow heads, whose own transfers began with a sum or with messages.
+        # Transfers of shares come after those to heads, which found ended ranks.
         with memory.in_turn(is_first=not transfers[0].moves.after.has_shares):
             for _, some in groupby(given, key=lambda x: x[0].index):
                 _read([*some], memory)
@@ -307,12 +308,9 @@ class Joined(torch.autograd.Function):
         storage = first.untyped_storage()
         step = first.size(2) * first.stride(2)
         for i, piece in enumerate(pieces):
+            place = first.storage_offset() + i * step, first.stride()
             is_there = piece.untyped_storage().data_ptr() == storage.data_ptr()
-            at = first.storage_offset() + i * step
-            if not is_there or (piece.storage_offset(), piece.stride()) != (
-                at,
-                first.stride(),
-            ):
+            if not is_there or (piece.storage_offset(), piece.stride()) != place:
                 return torch.cat(pieces, 2)
         shape = *first.shape[:2], len(pieces) * first.size(2), *first.shape[3:]
         # Not a view: callers may change it. Nothing reads the pieces later.
@@ -395,9 +393,9 @@ def pieces_of(
     tensors: Sequence[Tensor],
     heads: int,
 ) -> int:
-    """Return in how many pieces a share of heads moves, beside the attention of others.
+    """Return 2 if heads move in two pieces, each beside the other's attention, else 1.
 
-    All ranks return the same.
+    `heads` are those of keys that each rank gets. All ranks return the same.
     """
     sizes = (
         max(layout.lengths) * t.shape[:2].numel() * t.size(3) * t.dtype.itemsize
