@@ -1,10 +1,11 @@
-"""The PTX that converts bytes to bf16, run instruction by instruction in Python."""
+"""The PTX that converts bytes to 16 bits, run instruction by instruction in Python."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ import torch
 
 from flexc.codegen.triton import support
 
-FUNCTIONS = {
-    "widen_f8e4m3fn": torch.float8_e4m3fn,
-    "widen_f8e5m2": torch.float8_e5m2,
-    "widen_i8": torch.int8,
+NARROW = {
+    "f8e4m3fn": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+    "i8": torch.int8,
 }
+WIDE = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def floats_of(bits: int, dtype: torch.dtype, lanes: int) -> list[float]:
@@ -52,16 +54,18 @@ def converted(name: str, *args: int) -> int:
     raise AssertionError(name)
 
 
-def sub(a: int, b: int) -> int:
-    (x,), (y,) = (floats_of(n, torch.float32, 1) for n in (a, b))
-    return bits_of([x - y], torch.float32)
+def sub(dtype: torch.dtype, a: int, b: int) -> int:
+    lanes = 4 // dtype.itemsize
+    pairs = zip(*(floats_of(n, dtype, lanes) for n in (a, b)), strict=True)
+    return bits_of([x - y for x, y in pairs], dtype)
 
 
 OPS: dict[str, Callable[..., int]] = {
     "mov.b32": lambda a: a,
     "xor.b32": lambda a, b: a ^ b,
     "prmt.b32": permuted,
-    "sub.f32": sub,
+    "sub.f32": partial(sub, torch.float32),
+    "sub.rn.f16x2": partial(sub, torch.float16),
 }
 
 
@@ -89,16 +93,17 @@ def run(asm: str, given: int) -> tuple[int, int]:
     return registers["$0"], registers["$1"]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_byte_is_converted_exactly(name: str) -> None:
-    source = inspect.getsource(getattr(support, name).fn)
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("narrow", NARROW)
+def test_every_byte_is_converted_exactly(narrow: str, wide: str) -> None:
+    source = inspect.getsource(getattr(support, f"widen_{narrow}_{wide}").fn)
     asm = source.split('"""')[3]
     every = torch.arange(256, dtype=torch.int16).to(torch.uint8)
     for i in range(256):
         four = every.roll(-i)[:4].contiguous()
         given = int.from_bytes(four.numpy().tobytes(), "little")
-        found = [n for r in run(asm, given) for n in floats_of(r, torch.bfloat16, 2)]
-        expected = four.view(FUNCTIONS[name]).float()
+        found = [n for r in run(asm, given) for n in floats_of(r, WIDE[wide], 2)]
+        expected = four.view(NARROW[narrow]).float()
         torch.testing.assert_close(
             torch.tensor(found), expected, rtol=0, atol=0, equal_nan=True
         )

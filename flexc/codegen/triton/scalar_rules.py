@@ -249,7 +249,7 @@ def read(lang: Language, op: Operation, args: list[str]) -> str:
 
 def widen_bytes_function(op: tile.WidenBytesOp) -> str:
     """Return the name of the support function that converts numbers of 8 bits."""
-    return f"widen_{str(op.operand.type).lower()}"
+    return f"widen_{str(op.operand.type).lower()}_{op.result.type}"
 
 
 def widen_bytes(lang: Language, op: Operation, args: list[str]) -> str:

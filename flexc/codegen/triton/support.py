@@ -212,7 +212,7 @@ def read_i32_if(pointer, valid):
 
 
 @triton.jit
-def widen_f8e4m3fn(x, STAGED: tl.constexpr):
+def widen_f8e4m3fn_bf16(x, STAGED: tl.constexpr):
     """Return float8_e4m3fn as bfloat16, four elements at a time, by way of f32.
 
     If STAGED, the code counts as impure: Triton would else convert elements after they
@@ -246,8 +246,8 @@ def widen_f8e4m3fn(x, STAGED: tl.constexpr):
 
 
 @triton.jit
-def widen_f8e5m2(x, STAGED: tl.constexpr):
-    """Return float8_e5m2, the upper halves of float16, as `widen_f8e4m3fn` does."""
+def widen_f8e5m2_bf16(x, STAGED: tl.constexpr):
+    """Return float8_e5m2, the upper half of float16, as `widen_f8e4m3fn_bf16` does."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -275,8 +275,8 @@ def widen_f8e5m2(x, STAGED: tl.constexpr):
 
 
 @triton.jit
-def widen_i8(x, STAGED: tl.constexpr):
-    """Return int8 as bfloat16, as `widen_f8e4m3fn` does.
+def widen_i8_bf16(x, STAGED: tl.constexpr):
+    """Return int8 as bfloat16, as `widen_f8e4m3fn_bf16` does.
 
     With its sign flipped, a byte is the low byte of 2^23 + 128 + x as a float.
     """
@@ -305,6 +305,70 @@ def widen_i8(x, STAGED: tl.constexpr):
         "=r,=r,r",
         [x],
         dtype=tl.bfloat16,
+        is_pure=not STAGED,
+        pack=4,
+    )
+
+
+@triton.jit
+def widen_f8e4m3fn_f16(x, STAGED: tl.constexpr):
+    """Return float8_e4m3fn as float16, as `widen_f8e4m3fn_bf16` does."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 low, high;
+            mov.b32 {low, high}, $2;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.float16,
+        is_pure=not STAGED,
+        pack=4,
+    )
+
+
+@triton.jit
+def widen_f8e5m2_f16(x, STAGED: tl.constexpr):
+    """Return float8_e5m2, the upper half of float16, as `widen_f8e4m3fn_bf16` does."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            prmt.b32 $0, $2, 0, 0x1404;
+            prmt.b32 $1, $2, 0, 0x3424;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.float16,
+        is_pure=not STAGED,
+        pack=4,
+    )
+
+
+@triton.jit
+def widen_i8_f16(x, STAGED: tl.constexpr):
+    """Return int8 as float16, as `widen_f8e4m3fn_bf16` does.
+
+    With its sign flipped, a byte is the low byte of 2^10 + 128 + x as a half.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 flipped, halves<2>, offset;
+            mov.b32 offset, 0x64806480;
+            xor.b32 flipped, $2, 0x80808080;
+            prmt.b32 halves0, flipped, 0x64646464, 0x4140;
+            prmt.b32 halves1, flipped, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, halves0, offset;
+            sub.rn.f16x2 $1, halves1, offset;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.float16,
         is_pure=not STAGED,
         pack=4,
     )

@@ -411,14 +411,14 @@ class TanhApproxOp(IRDLOperation):
 
 @irdl_op_definition
 class WidenBytesOp(IRDLOperation):
-    """A number of 8 bits as bf16, several elements of a tile at a time on a GPU.
+    """A number of 8 bits as bf16 or f16, several elements of a tile at a time on a GPU.
 
     Instructions for one element take four times as long. The op is scalar, so it can be
     part of mod regions. If it is `staged`, threads convert the elements that they
     loaded, before the elements move to the threads that multiply them.
 
     ```mlir
-    %y = tile.widen_bytes staged %x : f8E4M3FN
+    %y = tile.widen_bytes staged %x : f8E4M3FN to bf16
     ```
     """
 
@@ -430,15 +430,17 @@ class WidenBytesOp(IRDLOperation):
         )
     )
     staged = opt_prop_def(UnitAttr)
-    result = result_def(bf16)
+    result = result_def(AnyOf((EqAttrConstraint(bf16), EqAttrConstraint(f16))))
 
     traits = traits_def(Pure())
-    assembly_format = "(`staged` $staged^)? $operand attr-dict `:` type($operand)"
+    assembly_format = (
+        "(`staged` $staged^)? $operand attr-dict `:` type($operand) `to` type($result)"
+    )
 
-    def __init__(self, operand: SSAValue, staged: bool):
+    def __init__(self, operand: SSAValue, element: Attribute, staged: bool):
         super().__init__(
             operands=[operand],
-            result_types=[bf16],
+            result_types=[element],
             properties={"staged": UnitAttr() if staged else None},
         )
 

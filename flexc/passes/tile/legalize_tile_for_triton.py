@@ -17,7 +17,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp, StringAttr, bf16, f32, i32, i64
+from xdsl.dialects.builtin import ModuleOp, StringAttr, bf16, f16, f32, i32, i64
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -298,14 +298,14 @@ class LoadToGather(RewritePattern):
     ) -> SSAValue:
         """Write the conversion of a load's elements to the type of its tile."""
         element = element_of(op.result.type)
-        if not self.widens_bytes or element != bf16:
+        if not self.widens_bytes or element not in (bf16, f16):
             return widened(code, stored, element)
         # A product's rhs is transposed as it moves to it. Elements of 16 bits have
         # instructions for that.
         staged = all(isinstance(u.operation, tile.DotOp) for u in op.result.uses)
 
         def body(code: ScalarCode, x: SSAValue) -> SSAValue:
-            return code.insert(tile.WidenBytesOp(x, staged))
+            return code.insert(tile.WidenBytesOp(x, element, staged))
 
         name = op.result.name_hint or "tile"
         return build_map(code, shape_of(stored.type), [(stored, (0, 1))], body, name)

@@ -178,7 +178,7 @@ def _cast(function: Function) -> Callable[..., OpImplResult]:
 _TABLE = {op: _pointwise(f) for op, f in (INTEGER | FLOAT).items()}
 _TABLE[tile.TanhApproxOp] = _pointwise(torch.tanh)
 _TABLE[tile.WidenOp] = _pointwise(torch.Tensor.float)
-_TABLE[tile.WidenBytesOp] = _pointwise(torch.Tensor.bfloat16)
+_TABLE[tile.WidenBytesOp] = _cast(convert)
 _TABLE |= {op: _cast(f) for op, f in CASTS.items()}
 
 

@@ -94,21 +94,24 @@ tile.kernel @narrow(%i : !i #tile.param<argument 0>, %f : !f #tile.param<argumen
   tile.return
 }
 
-// Several at a time to bf16; before they move, if they move to be a product's rhs.
+// Several at a time to 16 bits; before they move, if they move to be a product's rhs.
 // BYTES-LABEL: tile.kernel @bytes(
 tile.kernel @bytes(%i : !i #tile.param<argument 0>, %f : !f #tile.param<argument 1>,
                    %b : i32 #tile.param<argument 2>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
-  // BYTES: tile.widen_bytes %{{.*}} : i8
+  // BYTES: tile.widen_bytes %{{.*}} : i8 to bf16
   %x = tile.load %i[%b, %b, %b, %b] : !i, i32, i32, i32, i32 -> !tile.tile<16x32xbf16>
   %t = tile.transpose %x : !tile.tile<16x32xbf16> -> !tile.tile<32x16xbf16>
-  // BYTES: tile.widen_bytes staged %{{.*}} : f8E5M2
+  // BYTES: tile.widen_bytes staged %{{.*}} : f8E5M2 to bf16
   %y = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xbf16>
-  // BYTES: arith.extf
+  // BYTES: tile.widen_bytes %{{.*}} : f8E5M2 to f16
   %z = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xf16>
+  // BYTES: arith.extf
+  %w = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xf32>
   %zero = arith.constant 0.0 : f32
   %s = tile.full %zero : f32 -> !tile.tile<32x32xf32>
   %d = tile.dot %t, %y, %s : !tile.tile<32x16xbf16>, !tile.tile<16x32xbf16>, !tile.tile<32x32xf32> -> !tile.tile<32x32xf32>
   %other = tile.reduce sum %z along 1 : !tile.tile<16x32xf16>
+  %wide = tile.reduce sum %w along 1 : !tile.tile<16x32xf32>
   tile.return
 }

@@ -81,8 +81,8 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   // CHECK-NEXT: %w = tile.read %u[%c] if %k : tensor<?xf32>, i32 -> f32
   // CHECK-NEXT: %h = tile.tanh_approx %w : f32
   // CHECK-NEXT: %f = arith.truncf %h : f32 to f8E5M2
-  // CHECK-NEXT: %x = tile.widen_bytes %f : f8E5M2
-  // CHECK-NEXT: %x_staged = tile.widen_bytes staged %f : f8E5M2
+  // CHECK-NEXT: %x = tile.widen_bytes %f : f8E5M2 to f16
+  // CHECK-NEXT: %x_staged = tile.widen_bytes staged %f : f8E5M2 to bf16
   // CHECK-NEXT: %wide = tile.widen %x_staged : bf16
   // CHECK-NEXT: flex.yield %h, %k : f32, i1
   // CHECK-NEXT: } -> !tile.tile<32x32xf32>, !tile.tile<32x32xi1>
@@ -96,8 +96,8 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
     %w = tile.read %u[%c] if %k : tensor<?xf32>, i32 -> f32
     %h = tile.tanh_approx %w : f32
     %f = arith.truncf %h : f32 to f8E5M2
-    %x = tile.widen_bytes %f : f8E5M2
-    %x_staged = tile.widen_bytes staged %f : f8E5M2
+    %x = tile.widen_bytes %f : f8E5M2 to f16
+    %x_staged = tile.widen_bytes staged %f : f8E5M2 to bf16
     %wide = tile.widen %x_staged : bf16
     flex.yield %h, %k : f32, i1
   } -> !tile.tile<32x32xf32>, !tile.tile<32x32xi1>
