@@ -490,31 +490,25 @@ def _constant(tensor: Any) -> Scalar:
     return Scalar(tensor.dtype, None, value, False, value >= 0)
 
 
-NAMES = ("outs", "row_shift", "log_sum", "splits")
+NAMES = ("outs", "row_shift", "log_sum")
 
 
 def build_combine_module(call: AttentionCall) -> ModuleOp:
-    """Build `func.func @combine_splits` over the results of a kernel for splits.
-
-    Its last argument is the number of splits.
-    """
-    element = element_type(call.dtype)
-
-    def matrix(element: Attribute) -> Attribute:
-        return strided([None, None, None, call.value_dim], element, unit_stride=True)
-
-    score = score_type(matrix(element))
-    row = strided([None, None, None], score, unit_stride=True)
-    block = Block(arg_types=[matrix(score), row, row, i32])
+    """Build `func.func @combine_splits` over the results of a kernel for splits."""
+    row, dim = [None, None, None], call.value_dim
+    matrix = strided([*row, dim], element_type(call.dtype), unit_stride=True)
+    score = score_type(matrix)
+    outs_type = strided([*row, None, dim], score, unit_stride=True)
+    numbers = strided([*row, None], score, unit_stride=False)
+    block = Block(arg_types=[outs_type, numbers, numbers])
     for arg, name in zip(block.args, NAMES, strict=True):
         arg.name_hint = name
     known = {}
     if call.alignment is not None:
         known["alignment"] = IntegerAttr(call.alignment, i64)
-    outs, row_shift, log_sum, splits = block.args
-    combine = CombineSplitsOp(
-        outs, row_shift, log_sum, splits, matrix(element), row, known
-    )
+    lse = strided(row, score, unit_stride=True)
+    outs, row_shift, log_sum = block.args
+    combine = CombineSplitsOp(outs, row_shift, log_sum, matrix, lse, known)
     combine.out.name_hint, combine.lse.name_hint = "out", "lse"
     block.add_ops([combine, ReturnOp(combine.out, combine.lse)])
     types = FunctionType.from_lists(block.arg_types, combine.result_types)

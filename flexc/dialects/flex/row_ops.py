@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, f32, f64, i32
+from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, f32, f64
 from xdsl.ir import Attribute, BlockArgument, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -52,13 +52,14 @@ class RowsOp(IRDLOperation):
 class CombineSplitsOp(RowsOp):
     """The output and log-sum-exp of rows that were split along their keys.
 
-    Operands are the results of a `flex.attention` with `splits`, of B * splits batches.
-    Results are those of the same attention without splits, of B batches. The weight of
-    split s is exp(row_shift_s + log_sum_s), or 0 if no pair of the split is live.
+    Operands are the results of a `flex.attention` with `splits`: (B, H, Sq, N, D) and
+    (B, H, Sq, N) for N splits. Results are those of the same attention without splits.
+    The weight of split s is exp(row_shift_s + log_sum_s), or 0 if no pair of the split
+    is live.
 
     ```mlir
-    %out, %lse = flex.combine_splits %outs, %shifts, %sums splits %n
-        : tensor<?x?x?x64xf32>, tensor<?x?x?xf32>, tensor<?x?x?xf32>
+    %out, %lse = flex.combine_splits %outs, %shifts, %sums
+        : tensor<?x?x?x?x64xf32>, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>
         -> tensor<?x?x?x64xbf16>, tensor<?x?x?xf32>
     ```
     """
@@ -68,12 +69,11 @@ class CombineSplitsOp(RowsOp):
     outs = operand_def(TensorType[Attribute])
     row_shift = operand_def(TensorType[Attribute])
     log_sum = operand_def(TensorType[Attribute])
-    splits = operand_def(i32)
     out = result_def(TensorType[Attribute])
     lse = result_def(TensorType[Attribute])
 
     assembly_format = (
-        "$outs `,` $row_shift `,` $log_sum `splits` $splits attr-dict "
+        "$outs `,` $row_shift `,` $log_sum attr-dict "
         "`:` type($outs) `,` type($row_shift) `,` type($log_sum) "
         "`->` type($out) `,` type($lse)"
     )
@@ -83,20 +83,19 @@ class CombineSplitsOp(RowsOp):
         outs: SSAValue,
         row_shift: SSAValue,
         log_sum: SSAValue,
-        splits: SSAValue,
         out_type: Attribute,
         lse_type: Attribute,
         properties: Mapping[str, Attribute] | None = None,
     ):
         super().__init__(
-            operands=[outs, row_shift, log_sum, splits],
+            operands=[outs, row_shift, log_sum],
             result_types=[out_type, lse_type],
             properties=properties or {},
         )
 
     def verify_(self) -> None:
         for name, rank in zip(
-            ("outs", "row_shift", "log_sum", "out", "lse"), (4, 3, 3, 4, 3), strict=True
+            ("outs", "row_shift", "log_sum", "out", "lse"), (5, 4, 4, 4, 3), strict=True
         ):
             verify_rank(name, getattr(self, name).type, rank)
         verify_head_dim("out", self.out, "outs have", self.outs)

@@ -72,6 +72,12 @@ There is room for four stages.
 MOST_OF_FOUR_WARPS = 64 * 256
 """The most elements of a result with few rows that the registers of four warps hold."""
 
+MOST_OF_TWO_WARPS = 16 * 128
+"""The same for two warps."""
+
+FULL_WARPS = 8
+"""The warps of a multiprocessor that may use 255 registers each."""
+
 PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
 
@@ -131,8 +137,10 @@ class TritonTarget(Target):
         choices = attention_choices(bits, max(dims))
         if shape.rows is not None and shape.rows <= self.few_rows:
             rows = self.padded(shape.rows)
-            wide = shape.narrow or shares
-            choices = few_rows_choices(rows, bits, sum(held), dims[1], wide)
+            if shape.narrow:
+                choices = narrow_keys_choices(rows, bits, dims[0], dims[1], memory)
+            else:
+                choices = few_rows_choices(rows, bits, sum(held), dims[1], shares)
         elif shape.short_rows and bits <= 16:
             twice = operand_bytes(PAIRED, bits, *held) * 2 <= memory
             choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
@@ -276,14 +284,36 @@ def few_rows_choices(
     """Return tiles of a program with all rows, the best first.
 
     Its time is that of reading keys and values, `read` numbers for each key. Many
-    stages keep reads in flight. Instructions are most of the time if keys are narrow or
-    hold the values: blocks are then `wide`, as wider blocks need fewer.
+    stages keep reads in flight. Instructions are most of the time if keys hold the
+    values: blocks are then `wide`, as wider blocks need fewer.
     """
     room, most = (2 * FEW_ROWS_BITS, 3) if wide else (FEW_ROWS_BITS, 4)
     columns = next_power_of_2(room // (read * bits))
     columns = max(MIN_BLOCK_N, min(128, columns))
     warps = 4 if rows * value_dim <= MOST_OF_FOUR_WARPS else 8
     return [TileSizes(rows, columns, warps, stages) for stages in range(most, 0, -1)]
+
+
+def narrow_keys_choices(
+    rows: int, bits: int, head_dim: int, value_dim: int, memory: int
+) -> list[TileSizes]:
+    """Return tiles of a program with all rows over narrow keys, the best first.
+
+    A block is read, converted, multiplied and normalised in turn. Programs of few
+    warps, which seldom wait for each other, share a multiprocessor to overlap that.
+    """
+    columns = next_power_of_2(FEW_ROWS_BITS // ((head_dim + value_dim) * bits))
+    columns = max(MIN_BLOCK_N, min(64, columns))
+    warps = 2 if rows * value_dim <= MOST_OF_TWO_WARPS else 4
+    warps = warps if rows * value_dim <= MOST_OF_FOUR_WARPS else 8
+    converted = (rows * head_dim + columns * value_dim) * bits // 8
+    block = columns * (head_dim + value_dim)
+    choices: list[TileSizes] = []
+    for stages in (3, 2, 1):
+        held = converted + max(1, stages - 1) * block
+        residents = max(1, min(FULL_WARPS // warps, memory // held))
+        choices.append(TileSizes(rows, columns, warps, stages, residents))
+    return choices
 
 
 def pair_choices(

@@ -247,7 +247,9 @@ def _launch_split(
     parts = [torch.empty(s, **options) for s in ((*rows, value_dim), rows, rows)]
     compiled.split.kernel(proofs).run(*rows, [*args, splits, *parts])
     lse = torch.empty((b, h, q_len), **options) if lse is None else lse
-    compiled.combine.run(b, h, q_len, [*parts, splits, out, lse])
+    # Splits are a dimension of their own, behind the rows.
+    parts = [p.unflatten(0, (b, splits)).movedim(1, 3) for p in parts]
+    compiled.combine.run(b, h, q_len, [*parts, out, lse])
 
 
 def _run_eagerly(

@@ -256,19 +256,16 @@ class FlexFunctions(InterpreterFunctions):
     def run_combine_splits(
         self, interpreter: Interpreter, op: flex.CombineSplitsOp, args: PythonValues
     ) -> PythonValues:
-        outs, row_shift, log_sum, splits = args
-        outs, row_shift, log_sum = (
-            t.to(self.compute_dtype or t.dtype).unflatten(0, (-1, int(splits)))
-            for t in (outs, row_shift, log_sum)
-        )
+        outs, row_shift, log_sum = (t.to(self.compute_dtype or t.dtype) for t in args)
         # A split without pairs has an arbitrary shift, and -inf as logarithm.
         lse = row_shift + log_sum
-        total = lse.logsumexp(1)
-        largest = torch.where(log_sum == -torch.inf, -torch.inf, row_shift).amax(1)
+        total = lse.logsumexp(-1)
+        largest = torch.where(log_sum == -torch.inf, -torch.inf, row_shift)
+        largest = largest.amax(-1, keepdim=True)
         largest = torch.where(largest == -torch.inf, 0.0, largest)
-        weights = (row_shift - largest[:, None] + log_sum).exp()[..., None]
-        sums = torch.where(weights == 0, 0.0, weights * outs).sum(1)
-        whole = weights.sum(1)
+        weights = (row_shift - largest + log_sum).exp()[..., None]
+        sums = torch.where(weights == 0, 0.0, weights * outs).sum(-2)
+        whole = weights.sum(-2)
         out = sums / torch.where(whole == 0, 1.0, whole)
         types = (op.out.type, op.lse.type)
         return tuple(

@@ -3,6 +3,7 @@
 !h = tensor<?x?x?x64xbf16>
 !m = tensor<?x?x?x64xf32>
 !r = tensor<?x?x?xf32>
+!s = tensor<?x?x?x?xf32>
 
 // Programs share out the iterations of their rows. Though every row sees a key, a split
 // of it may not: its loop is padded, and what it visits in place of nothing is masked.
@@ -48,24 +49,25 @@ func.func @split(%q : !h, %scale : f32, %splits : i32) -> (!m, !r, !r) {
   func.return %outs, %shift, %sum : !m, !r, !r
 }
 
-// Sixteen splits are read before any is used. Of those beyond the last the logarithm is
-// -inf, and of one that weighs nothing not even NaN counts.
+// A program owns a row. The splits of a tile are read before any is used. Of those beyond
+// the last both numbers are -inf, and of one that weighs nothing not even NaN counts.
 // CHECK-LABEL: tile.kernel @combine
-// CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 8), d1, d0)>
-// CHECK-SAME: grid_of = 4 : i32
+// CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 1), d1, d0)>
+// CHECK-SAME: grid_of = 3 : i32
+// CHECK: %splits = tile.dim %outs, 3
 // CHECK: scf.for
-// CHECK: %[[ROWS:.*]] = tile.load %shift
-// CHECK-NEXT: %[[SUMS:.*]] = tile.load %sum
-// CHECK-NEXT: tile.load %outs
+// CHECK: tile.load %shift[{{.*}}, %first] checked [1] {{.*}} -> !tile.tile<1x64xf32>
 // CHECK: arith.select {{.*}} : f32
-// CHECK: arith.maxnumf
+// CHECK: tile.load %sum[
+// CHECK: tile.load %outs[{{.*}} -> !tile.tile<64x64xf32>
+// CHECK: tile.reduce max
 // CHECK: math.exp
 // CHECK: arith.cmpf oeq
 // CHECK: arith.truncf
 // CHECK: tile.store {{.*}}, %out[
 // CHECK: tile.store {{.*}}, %lse[
-func.func @combine(%outs : !m, %shift : !r, %sum : !r, %splits : i32) -> (!h, !r) {
-  %out, %lse = flex.combine_splits %outs, %shift, %sum splits %splits
-      : !m, !r, !r -> !h, !r
+func.func @combine(%outs : tensor<?x?x?x?x64xf32>, %shift : !s, %sum : !s) -> (!h, !r) {
+  %out, %lse = flex.combine_splits %outs, %shift, %sum
+      : tensor<?x?x?x?x64xf32>, !s, !s -> !h, !r
   func.return %out, %lse : !h, !r
 }

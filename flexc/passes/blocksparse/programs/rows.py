@@ -29,6 +29,7 @@ from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
+    COLUMN,
     FULL,
     ROW,
     UNIFORM,
@@ -67,22 +68,17 @@ class RowKernelBuilder(KernelBuilder):
             return map_rows(self.code, tensor, shape, self.rows_of, self.args)
         return self.load(tensor)
 
-    def load(
-        self, tensor: SSAValue, start: Sequence[SSAValue] | None = None
-    ) -> SSAValue:
-        """Load the program's rows of a matrix, or its numbers of a vector.
-
-        The rows begin at `start`, or at the program's (b, h, row) if `start` is None.
-        """
+    def load(self, tensor: SSAValue) -> SSAValue:
+        """Load the program's rows of a matrix, or its numbers of a vector."""
         assert isa(tensor.type, TensorType[Attribute])
         shape, checked = self.tile_of(tensor.type)
         type_ = TileType(tensor.type.element_type, shape)
-        where = self.at(tensor, start or self.start)
+        where = self.at(tensor)
         load = tile.LoadOp(self.args[tensor], where, checked, type_)
         return self.code.insert(load, tensor.name_hint)
 
-    def at(self, tensor: SSAValue, start: Sequence[SSAValue]) -> list[SSAValue]:
-        return [*start, *([self.code.const(0)] if flex.is_matrix(tensor) else [])]
+    def at(self, tensor: SSAValue) -> list[SSAValue]:
+        return [*self.start, *([self.code.const(0)] if flex.is_matrix(tensor) else [])]
 
     def store(self, value: SSAValue, result: SSAValue) -> None:
         """Store the program's rows of a result, in the type of the result."""
@@ -90,7 +86,7 @@ class RowKernelBuilder(KernelBuilder):
         assert isa(result.type, TensorType[Attribute])
         value = convert(code, value, result.type.element_type)
         _, checked = self.tile_of(result.type)
-        where = self.at(result, self.start)
+        where = self.at(result)
         code.builder.insert(tile.StoreOp(value, self.args[result], where, checked))
 
     def kernel(
@@ -178,109 +174,114 @@ def dot_rows(
     return code.insert(tile.ReduceOp(ReduceKind.SUM, products, 1), "dots")
 
 
-ELEMENTS = 512
-"""The elements of a tile of splits: small, so that few rows have many programs."""
-
-MAX_ROWS = 16
-
-AT_ONCE = 16
-"""The number of splits that are loaded before any is used, to overlap latencies."""
+ELEMENTS = 4096
+"""The elements of a tile of splits, which are loaded before any is used."""
 
 
 class CombineKernelBuilder(RowKernelBuilder):
-    """A builder of the kernel of `flex.combine_splits`: a softmax over splits."""
+    """A builder of the kernel of `flex.combine_splits`: a softmax over splits.
+
+    A program owns one row, whose splits are the rows of its tiles.
+    """
 
     op: flex.CombineSplitsOp
 
     def __init__(self, op: flex.CombineSplitsOp, name: str, target: Target):
-        padded = target.padded(flex.tensor_shape(op.out)[3])
-        rows = max(1, min(MAX_ROWS, ELEMENTS // padded))
-        super().__init__(op, name, target, rows)
-        self.shape = (rows, padded)
+        super().__init__(op, name, target, rows=1)
         assert isa(op.log_sum.type, TensorType[AnyFloat])
         self.type = op.log_sum.type.element_type
+        dim = flex.tensor_shape(op.out)[3]
+        self.columns = target.padded(dim)
+        self.checked = [0] if self.columns == dim else [0, 1]
+        self.splits = max(1, ELEMENTS // self.columns)
 
     def build(self) -> tile.KernelOp:
-        code, count = self.code, self.args[self.op.splits]
-        zero, one = code.const(0.0, self.type), code.const(1)
-        m_i = tile.FullOp(code.const(-math.inf, self.type), self.tile(1))
-        l_i, acc = (tile.FullOp(zero, self.tile(rank)) for rank in (1, 2))
-        state = [code.insert(op) for op in (m_i, l_i, acc)]
+        code = self.code
+        count = code.insert(tile.DimOp(self.args[self.op.outs], 3), "splits")
+        m_i, zero = (code.const(x, self.type) for x in (-math.inf, 0.0))
+        row = TileType(self.type, [1, self.columns])
+        one = TileType(self.type, [1])
+        fulls = (m_i, one), (zero, one), (zero, row)
+        state = [code.insert(tile.FullOp(*full)) for full in fulls]
         body = Block(arg_types=[i32, *(v.type for v in state)])
-        for arg, hint in zip(body.args, ("i", "m_i", "l_i", "acc"), strict=True):
+        for arg, hint in zip(body.args, ("group", "m_i", "l_i", "acc"), strict=True):
             arg.name_hint = hint
-        i, *before = body.args
         self.code = ScalarCode(body)
-        after = self.step(self.some_splits(i, count), before)
-        self.code.builder.insert(scf.YieldOp(*after))
+        self.code.builder.insert(scf.YieldOp(*self.step(count, *body.args)))
         self.code = code
-        groups = code.ceildiv(count, AT_ONCE, "groups")
-        loop = scf.ForOp(code.const(0), groups, one, state, Region(body))
+        groups = code.ceildiv(count, self.splits, "groups")
+        loop = scf.ForOp(code.const(0), groups, code.const(1), state, Region(body))
         code.builder.insert(loop)
         return self.results(*loop.results)
 
-    def tile(self, rank: int) -> TileType:
-        return TileType(self.type, self.shape[:rank])
-
-    def some_splits(self, i: SSAValue, count: SSAValue) -> list[list[SSAValue]]:
-        """Load row_shift, log_sum and out of `AT_ONCE` splits.
-
-        log_sum is -inf for splits beyond the last.
-        """
-        code, op = self.code, self.op
-        b, *where = self.start
-        first = code.mul(i, code.const(AT_ONCE))
-        last = code.sub(count, code.const(1))
-        batch = code.mul(b, count)
-        found: list[list[SSAValue]] = []
-        for offset in range(AT_ONCE):
-            split = code.add(first, code.const(offset), "split")
-            exists = code.cmp("slt", split, count)
-            at = code.add(batch, code.min(split, last))
-            start = [at, *where]
-            values = (op.row_shift, op.log_sum, op.outs)
-            shift, log_sum, out = (self.load(v, start) for v in values)
-            log_sum = build_row_map(code, [log_sum, exists], _if_exists, "log_sum")
-            found.append([shift, log_sum, out])
-        return found
-
     def step(
-        self, splits: Sequence[Sequence[SSAValue]], state: Sequence[SSAValue]
+        self,
+        count: SSAValue,
+        group: SSAValue,
+        m_i: SSAValue,
+        l_i: SSAValue,
+        acc: SSAValue,
     ) -> list[SSAValue]:
-        """Write the update of the state by some splits."""
-        code = self.code
-        m_i, l_i, acc = state
-        m = build_row_map(code, [m_i, *(s[0] for s in splits)], _maximum, "m")
+        """Write the update of the state by a group of splits."""
+        code, op = self.code, self.op
+        first = code.mul(group, code.const(self.splits), "first")
+        shift = self.numbers(op.row_shift, first, count)
+        log_sum = self.numbers(op.log_sum, first, count)
+        outs = self.splits_of(op.outs, first)
+        largest = code.insert(tile.ReduceOp(ReduceKind.MAX, shift, 1), "largest")
+        m = build_row_map(code, [m_i, largest], ScalarCode.maxnumf, "m")
         alpha = build_row_map(code, [m_i, m], _rescale, "alpha")
-        weights = [
-            build_row_map(code, [shift, log_sum, m], _weight, "w")
-            for shift, log_sum, _ in splits
-        ]
-        total = build_row_map(code, [l_i, alpha, *weights], _total, "l")
-        inputs: list[Input] = [(acc, FULL), (alpha, ROW)]
-        for (*_, out), weight in zip(splits, weights, strict=True):
-            inputs += [(out, FULL), (weight, ROW)]
-        acc = build_map(code, self.shape, inputs, _weighted, "acc_next")
-        return [m, total, acc]
+        inputs: list[Input] = [(shift, FULL), (log_sum, FULL), (m, ROW)]
+        weights = build_map(code, (1, self.splits), inputs, _weight, "w")
+        total = code.insert(tile.ReduceOp(ReduceKind.SUM, weights, 1), "total")
+        l_i = build_row_map(code, [l_i, alpha, total], ScalarCode.fma, "l")
+        # The sum over one row is this row, as a vector along the splits.
+        weights = code.insert(tile.ReduceOp(ReduceKind.SUM, weights, 0), "w")
+        inputs = [(outs, FULL), (weights, ROW)]
+        shape = self.splits, self.columns
+        products = build_map(code, shape, inputs, _weighted, "products")
+        sums = code.insert(tile.ReduceOp(ReduceKind.SUM, products, 0), "sums")
+        inputs = [(acc, FULL), (alpha, ROW), (sums, COLUMN)]
+        acc = build_map(code, (1, self.columns), inputs, ScalarCode.fma, "acc")
+        return [m, l_i, acc]
+
+    def splits_of(self, tensor: SSAValue, first: SSAValue) -> SSAValue:
+        """Load a group of splits of the program's row: vectors, or a row of numbers."""
+        where, checked = [*self.start, first], [1]
+        shape = 1, self.splits
+        if tensor == self.op.outs:
+            where.append(self.code.const(0))
+            shape = self.splits, self.columns
+            checked = self.checked
+        type_ = TileType(self.type, shape)
+        load = tile.LoadOp(self.args[tensor], where, checked, type_)
+        return self.code.insert(load, tensor.name_hint)
+
+    def numbers(self, tensor: SSAValue, first: SSAValue, count: SSAValue) -> SSAValue:
+        """Load a number of each split, -inf for those beyond the last."""
+        found = self.splits_of(tensor, first)
+        split = self.code.insert(tile.IotaOp(first, self.splits), "split")
+        inputs: list[Input] = [(found, FULL), (split, COLUMN), (count, UNIFORM)]
+        name = tensor.name_hint or "numbers"
+        return build_map(self.code, (1, self.splits), inputs, _if_exists, name)
 
     def results(self, m: SSAValue, total: SSAValue, acc: SSAValue) -> tile.KernelOp:
         """Normalise and store; return the kernel."""
         code, op = self.code, self.op
         inverse = build_row_map(code, [total], safe_inverse, "inverse")
         inputs: list[Input] = [(acc, FULL), (inverse, ROW)]
-        out = build_map(code, self.shape, inputs, ScalarCode.mulf, "o")
+        out = build_map(code, (1, self.columns), inputs, ScalarCode.mulf, "o")
         lse = build_row_map(code, [m, total], _lse, "lse")
         for value, result in ((out, op.out), (lse, op.lse)):
             self.store(value, result)
         return self.kernel([op.outs, op.out], grid_of(op.out, op))
 
 
-def _if_exists(code: ScalarCode, log_sum: SSAValue, exists: SSAValue) -> SSAValue:
-    return code.select(exists, log_sum, code.const(-math.inf, log_sum.type))
-
-
-def _maximum(code: ScalarCode, *values: SSAValue) -> SSAValue:
-    return reduce(code.maxnumf, values)
+def _if_exists(
+    code: ScalarCode, number: SSAValue, split: SSAValue, count: SSAValue
+) -> SSAValue:
+    exists = code.cmp("slt", split, count)
+    return code.select(exists, number, code.const(-math.inf, number.type))
 
 
 def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
@@ -306,24 +307,14 @@ def _weight(
     return code.exp(code.addf(difference, log_sum))
 
 
-def _total(
-    code: ScalarCode, l_i: SSAValue, alpha: SSAValue, *weights: SSAValue
-) -> SSAValue:
-    return reduce(code.addf, weights, code.mulf(l_i, alpha))
+def _weighted(code: ScalarCode, value: SSAValue, weight: SSAValue) -> SSAValue:
+    """Write a value times its weight.
 
-
-def _weighted(
-    code: ScalarCode, acc: SSAValue, alpha: SSAValue, *rest: SSAValue
-) -> SSAValue:
-    """Write acc * alpha plus the sum of each value times its weight."""
-    total = code.mulf(acc, alpha)
-    for value, weight in zip(rest[::2], rest[1::2], strict=True):
-        zero = code.const(0.0, value.type)
-        # A split without live pairs counts for nothing, even if its values are NaN.
-        is_none = code.cmpf("oeq", weight, zero)
-        product = code.select(is_none, zero, code.mulf(value, weight))
-        total = code.addf(total, product)
-    return total
+    A split without live pairs counts for nothing, even if its values are NaN.
+    """
+    zero = code.const(0.0, value.type)
+    is_none = code.cmpf("oeq", weight, zero)
+    return code.select(is_none, zero, code.mulf(value, weight))
 
 
 def _lse(code: ScalarCode, m: SSAValue, total: SSAValue) -> SSAValue:

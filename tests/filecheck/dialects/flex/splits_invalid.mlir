@@ -54,12 +54,10 @@ func.func @out(%q : !h, %scale : f32, %n : i32) {
 
 // -----
 
-!m = tensor<?x?x?x8xf32>
-!r = tensor<?x?x?xf32>
-
-func.func @dims(%o : !m, %r : !r, %n : i32) {
+func.func @dims(%o : tensor<?x?x?x?x8xf32>, %r : tensor<?x?x?x?xf32>) {
   // CHECK: out expects head dim 8 as outs have, got 4
-  %out, %lse = flex.combine_splits %o, %r, %r splits %n
-      : !m, !r, !r -> tensor<?x?x?x4xf32>, !r
+  %out, %lse = flex.combine_splits %o, %r, %r
+      : tensor<?x?x?x?x8xf32>, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>
+      -> tensor<?x?x?x4xf32>, tensor<?x?x?xf32>
   func.return
 }
