@@ -83,7 +83,7 @@ def check(
     segments = build_segments(subject, tile)
     found, exact = Visits(segments, captures, s).classes(), brute_force(mask, s)
     verify(found, exact)
-    in_order = build_segments(subject, tile, one_loop=True)
+    in_order = build_segments(subject, tile, in_order=True)
     Visits(in_order, captures, s).check_one_loop(found)
     return found, exact
 

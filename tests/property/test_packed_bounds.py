@@ -114,7 +114,7 @@ def test_visits(name: str, drawn: tuple[Sequences, Sizes]) -> None:
     found = Visits(build_segments(problem, tile), captures, s).classes()
     exact = brute_force(packed, s)
     verify(found, exact)
-    in_order = build_segments(problem, tile, one_loop=True)
+    in_order = build_segments(problem, tile, in_order=True)
     Visits(in_order, captures, s).check_one_loop(found)
     if given.of_query is given.of_key and name in ("none", "causal", "anticausal"):
         assert not ((found != DEAD) & ~hull(exact)).any()

@@ -113,7 +113,10 @@ class ConvertAttention(RewritePattern):
     ) -> None:
         problem = MaskProblem.of(op)
         sizes = self.options.tile_sizes(op)
-        segments = Region(Block(self.options.segments(problem, sizes)))
+        # With partial blocks first, `tile-split-loops` writes two loops. They pay where
+        # loops are long and no other program computes while one waits.
+        in_order = problem.packed is not None or sizes.residents > 1
+        segments = Region(Block(self.options.segments(problem, sizes, in_order)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if self.options.reads_values_from_keys(op):
             properties["values_in_keys"] = UnitAttr()
@@ -145,7 +148,8 @@ class ConvertPairSums(RewritePattern):
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op)
-        segments = Region(Block(self.options.segments(problem, sizes)))
+        segments = self.options.segments(problem, sizes, in_order=True)
+        segments = Region(Block(segments))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if (part := self.options.part_rows(op.rows, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
@@ -280,9 +284,15 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.trimmed,
         )
 
-    def segments(self, problem: MaskProblem, sizes: TileSizes) -> list[SegmentOp]:
-        """Return the segments of an op for the target's loops."""
-        return build_segments(problem, sizes, self.trims, self.rules.one_loop)
+    def segments(
+        self, problem: MaskProblem, sizes: TileSizes, in_order: bool
+    ) -> list[SegmentOp]:
+        """Return the segments of an op for the target's loops.
+
+        With `in_order`, one loop visits partial and full blocks in their order.
+        """
+        in_order = in_order and self.rules.one_loop
+        return build_segments(problem, sizes, self.trims, in_order)
 
     @property
     def trims(self) -> bool:

@@ -4,8 +4,8 @@ A full segment visits the live blocks that no dead range meets. A partial segmen
 the other live blocks. Each segment is one loop over several intervals of blocks. The
 region `block` maps an iteration to a block, one interval after another.
 
-If all segments share one loop, and live blocks are one interval with partial blocks at
-both ends, one mixed segment visits them in order. A loop then keeps fewer numbers.
+Where asked for, and if live blocks are one interval with partial blocks at both ends, one
+mixed segment visits them in order. A loop then keeps fewer numbers.
 
 Trimmed segments have blocks of one column, and visit several columns in an iteration.
 An interval of columns takes ceil(columns / step) iterations. The last one visits the
@@ -114,8 +114,8 @@ class MaskSegments:
     block_n: int
     step: int | None = None
     """The maximum number of columns of an iteration, if segments are trimmed."""
-    one_loop: bool = False
-    """True if all segments share one loop."""
+    may_order: bool = False
+    """True if one loop may visit partial and full blocks in their order."""
 
     @property
     def is_whole(self) -> bool:
@@ -142,7 +142,7 @@ class MaskSegments:
             return self.all_partial()
         if self.is_full:
             return [self.segment(SegmentKind.FULL, self.all_live, True)]
-        if self.one_loop and self.has_two_ends():
+        if self.may_order and self.has_two_ends():
             return [self.in_order()]
         partial = self.segment(
             SegmentKind.PARTIAL,

@@ -175,11 +175,11 @@ def build_segments(
     problem: MaskProblem,
     sizes: TileSizes,
     trimmed: bool = False,
-    one_loop: bool = False,
+    in_order: bool = False,
 ) -> list[SegmentOp]:
     """Return segments that visit each live pair of an op once, in tiles of a size.
 
-    With `one_loop` all segments share one loop.
+    With `in_order`, one loop visits partial and full blocks in their order.
     """
     mask = problem.tested if problem.has_mask else None
     if problem.tables:
@@ -192,7 +192,7 @@ def build_segments(
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            made = MaskSegments(problem, ranges.value, *block, one_loop=one_loop)
+            made = MaskSegments(problem, ranges.value, *block, may_order=in_order)
             return made.segments()
     return range_segments(problem, sizes.block_n, mask)
 
