@@ -124,3 +124,44 @@ func.func @scored(%q : !n, %scale : f32) -> !n {
   }
   func.return %out : !n
 }
+
+// A window visits its partial blocks first, for a loop of its own. Where programs share a
+// multiprocessor, one loop visits all blocks in their order.
+// CHECK-LABEL: @window
+// CHECK-NOT: residents
+// CHECK: blocksparse.segment partial
+// CHECK: blocksparse.segment full
+func.func @window(%q : !m, %scale : f32) -> !m {
+  %out = flex.attention %q, %q, %q : !m, !m, !m scale(%scale : f32) -> out(!m)
+      {max_length = 4096 : i64}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %size = arith.constant 1024 : i32
+    %distance = arith.subi %qi, %ki : i32
+    %near = arith.cmpi slt, %distance, %size : i32
+    %causal = arith.cmpi sge, %qi, %ki : i32
+    %both = arith.andi %near, %causal : i1
+    flex.yield %both : i1
+  }
+  func.return %out : !m
+}
+
+// CHECK-LABEL: @narrow_window
+// CHECK: residents
+// CHECK: blocksparse.segment mixed
+func.func @narrow_window(%q : !n, %scale : f32) -> !n {
+  %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out(!n)
+      {max_length = 4096 : i64}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %size = arith.constant 1024 : i32
+    %distance = arith.subi %qi, %ki : i32
+    %near = arith.cmpi slt, %distance, %size : i32
+    %causal = arith.cmpi sge, %qi, %ki : i32
+    %both = arith.andi %near, %causal : i1
+    flex.yield %both : i1
+  }
+  func.return %out : !n
+}
