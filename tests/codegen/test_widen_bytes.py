@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -54,24 +53,26 @@ def converted(name: str, *args: int) -> int:
     raise AssertionError(name)
 
 
-def sub(dtype: torch.dtype, a: int, b: int) -> int:
-    lanes = 4 // dtype.itemsize
-    pairs = zip(*(floats_of(n, dtype, lanes) for n in (a, b)), strict=True)
-    return bits_of([x - y for x, y in pairs], dtype)
+def sub(a: int, b: int) -> int:
+    pairs = zip(*(floats_of(n, torch.float16, 2) for n in (a, b)), strict=True)
+    return bits_of([x - y for x, y in pairs], torch.float16)
 
 
 OPS: dict[str, Callable[..., int]] = {
     "mov.b32": lambda a: a,
     "xor.b32": lambda a, b: a ^ b,
     "prmt.b32": permuted,
-    "sub.f32": partial(sub, torch.float32),
-    "sub.rn.f16x2": partial(sub, torch.float16),
+    "sub.rn.f16x2": sub,
 }
 
 
-def run(asm: str, given: int) -> tuple[int, int]:
-    """The two registers that a block of code makes of one."""
-    registers = {"$2": given}
+def asm_of(name: str) -> str:
+    return inspect.getsource(getattr(support, name).fn).split('"""')[3]
+
+
+def run(asm: str, given: int, results: int) -> list[int]:
+    """The registers that a block of code makes of one."""
+    registers = {f"${results}": given}
 
     def read(name: str) -> int:
         if name in registers:
@@ -90,19 +91,21 @@ def run(asm: str, given: int) -> tuple[int, int]:
         args = [read(o) for o in operands]
         found = OPS[name](*args) if name in OPS else converted(name, *args)
         registers[target] = found
-    return registers["$0"], registers["$1"]
+    return [registers[f"${i}"] for i in range(results)]
 
 
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("narrow", NARROW)
 def test_every_byte_is_converted_exactly(narrow: str, wide: str) -> None:
-    source = inspect.getsource(getattr(support, f"widen_{narrow}_{wide}").fn)
-    asm = source.split('"""')[3]
+    widen, to_bf16 = asm_of(f"widen_{narrow}"), asm_of("halves_to_bf16")
     every = torch.arange(256, dtype=torch.int16).to(torch.uint8)
     for i in range(256):
         four = every.roll(-i)[:4].contiguous()
         given = int.from_bytes(four.numpy().tobytes(), "little")
-        found = [n for r in run(asm, given) for n in floats_of(r, WIDE[wide], 2)]
+        pairs = run(widen, given, 2)
+        if wide == "bf16":
+            pairs = [r for pair in pairs for r in run(to_bf16, pair, 1)]
+        found = [n for pair in pairs for n in floats_of(pair, WIDE[wide], 2)]
         expected = four.view(NARROW[narrow]).float()
         torch.testing.assert_close(
             torch.tensor(found), expected, rtol=0, atol=0, equal_nan=True

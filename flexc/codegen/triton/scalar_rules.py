@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     TensorType,
+    bf16,
     f32,
     i1,
     i32,
@@ -247,15 +248,18 @@ def read(lang: Language, op: Operation, args: list[str]) -> str:
     return f"{text} != 0" if op.result.type == i1 else text
 
 
-def widen_bytes_function(op: tile.WidenBytesOp) -> str:
-    """Return the name of the support function that converts numbers of 8 bits."""
-    return f"widen_{str(op.operand.type).lower()}_{op.result.type}"
+def widening_functions(op: tile.WidenBytesOp) -> list[str]:
+    """Return the names of the support functions that convert numbers of 8 bits."""
+    rest = ["halves_to_bf16"] if op.result.type == bf16 else []
+    return [f"widen_{str(op.operand.type).lower()}", *rest]
 
 
 def widen_bytes(lang: Language, op: Operation, args: list[str]) -> str:
     assert isinstance(op, tile.WidenBytesOp)
-    staged = op.staged is not None
-    return f"{widen_bytes_function(op)}({args[0]}, {staged})"
+    (value,), staged = args, op.staged is not None
+    for name in widening_functions(op):
+        value = f"{name}({value}, {staged})"
+    return value
 
 
 NAN = "propagate_nan=tl.PropagateNan.ALL"

@@ -212,107 +212,12 @@ def read_i32_if(pointer, valid):
 
 
 @triton.jit
-def widen_f8e4m3fn_bf16(x, STAGED: tl.constexpr):
-    """Return float8_e4m3fn as bfloat16, four elements at a time, by way of f32.
+def widen_f8e4m3fn(x, STAGED: tl.constexpr):
+    """Return float8_e4m3fn as float16, four elements at a time.
 
     If STAGED, the code counts as impure: Triton would else convert elements after they
     have moved to the layout of a product, which takes a load for each byte.
     """
-    return tl.inline_asm_elementwise(
-        """
-        {
-            .reg .b16 low, high, h<4>;
-            .reg .b32 halves<2>;
-            .reg .f32 f<4>;
-            mov.b32 {low, high}, $2;
-            cvt.rn.f16x2.e4m3x2 halves0, low;
-            cvt.rn.f16x2.e4m3x2 halves1, high;
-            mov.b32 {h0, h1}, halves0;
-            mov.b32 {h2, h3}, halves1;
-            cvt.f32.f16 f0, h0;
-            cvt.f32.f16 f1, h1;
-            cvt.f32.f16 f2, h2;
-            cvt.f32.f16 f3, h3;
-            cvt.rn.bf16x2.f32 $0, f1, f0;
-            cvt.rn.bf16x2.f32 $1, f3, f2;
-        }
-        """,
-        "=r,=r,r",
-        [x],
-        dtype=tl.bfloat16,
-        is_pure=not STAGED,
-        pack=4,
-    )
-
-
-@triton.jit
-def widen_f8e5m2_bf16(x, STAGED: tl.constexpr):
-    """Return float8_e5m2, the upper half of float16, as `widen_f8e4m3fn_bf16` does."""
-    return tl.inline_asm_elementwise(
-        """
-        {
-            .reg .b16 h<4>;
-            .reg .b32 halves<2>;
-            .reg .f32 f<4>;
-            prmt.b32 halves0, $2, 0, 0x1404;
-            prmt.b32 halves1, $2, 0, 0x3424;
-            mov.b32 {h0, h1}, halves0;
-            mov.b32 {h2, h3}, halves1;
-            cvt.f32.f16 f0, h0;
-            cvt.f32.f16 f1, h1;
-            cvt.f32.f16 f2, h2;
-            cvt.f32.f16 f3, h3;
-            cvt.rn.bf16x2.f32 $0, f1, f0;
-            cvt.rn.bf16x2.f32 $1, f3, f2;
-        }
-        """,
-        "=r,=r,r",
-        [x],
-        dtype=tl.bfloat16,
-        is_pure=not STAGED,
-        pack=4,
-    )
-
-
-@triton.jit
-def widen_i8_bf16(x, STAGED: tl.constexpr):
-    """Return int8 as bfloat16, as `widen_f8e4m3fn_bf16` does.
-
-    With its sign flipped, a byte is the low byte of 2^23 + 128 + x as a float.
-    """
-    return tl.inline_asm_elementwise(
-        """
-        {
-            .reg .b32 flipped, b<4>;
-            .reg .f32 f<4>;
-            xor.b32 flipped, $2, 0x80808080;
-            prmt.b32 b0, flipped, 0x4b000000, 0x7440;
-            prmt.b32 b1, flipped, 0x4b000000, 0x7441;
-            prmt.b32 b2, flipped, 0x4b000000, 0x7442;
-            prmt.b32 b3, flipped, 0x4b000000, 0x7443;
-            mov.b32 f0, b0;
-            mov.b32 f1, b1;
-            mov.b32 f2, b2;
-            mov.b32 f3, b3;
-            sub.f32 f0, f0, 0f4b000080;
-            sub.f32 f1, f1, 0f4b000080;
-            sub.f32 f2, f2, 0f4b000080;
-            sub.f32 f3, f3, 0f4b000080;
-            cvt.rn.bf16x2.f32 $0, f1, f0;
-            cvt.rn.bf16x2.f32 $1, f3, f2;
-        }
-        """,
-        "=r,=r,r",
-        [x],
-        dtype=tl.bfloat16,
-        is_pure=not STAGED,
-        pack=4,
-    )
-
-
-@triton.jit
-def widen_f8e4m3fn_f16(x, STAGED: tl.constexpr):
-    """Return float8_e4m3fn as float16, as `widen_f8e4m3fn_bf16` does."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -331,8 +236,8 @@ def widen_f8e4m3fn_f16(x, STAGED: tl.constexpr):
 
 
 @triton.jit
-def widen_f8e5m2_f16(x, STAGED: tl.constexpr):
-    """Return float8_e5m2, the upper half of float16, as `widen_f8e4m3fn_bf16` does."""
+def widen_f8e5m2(x, STAGED: tl.constexpr):
+    """Return float8_e5m2, the upper halves of float16, as `widen_f8e4m3fn` does."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -349,10 +254,10 @@ def widen_f8e5m2_f16(x, STAGED: tl.constexpr):
 
 
 @triton.jit
-def widen_i8_f16(x, STAGED: tl.constexpr):
-    """Return int8 as float16, as `widen_f8e4m3fn_bf16` does.
+def widen_i8(x, STAGED: tl.constexpr):
+    """Return int8 as float16, as `widen_f8e4m3fn` does.
 
-    With its sign flipped, a byte is the low byte of 2^10 + 128 + x as a half.
+    With its sign flipped, a byte is the low byte of 2^10 + 128 + x as a float16.
     """
     return tl.inline_asm_elementwise(
         """
@@ -371,4 +276,26 @@ def widen_i8_f16(x, STAGED: tl.constexpr):
         dtype=tl.float16,
         is_pure=not STAGED,
         pack=4,
+    )
+
+
+@triton.jit
+def halves_to_bf16(x, STAGED: tl.constexpr):
+    """Return float16 as bfloat16 by way of f32; STAGED as in `widen_f8e4m3fn`."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 low, high;
+            .reg .f32 f<2>;
+            mov.b32 {low, high}, $1;
+            cvt.f32.f16 f0, low;
+            cvt.f32.f16 f1, high;
+            cvt.rn.bf16x2.f32 $0, f1, f0;
+        }
+        """,
+        "=r,r",
+        [x],
+        dtype=tl.bfloat16,
+        is_pure=not STAGED,
+        pack=2,
     )

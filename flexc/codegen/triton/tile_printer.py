@@ -114,7 +114,7 @@ class TilePrinter(PythonPrinter):
             elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
                 names.add(scalar_rules.in_place_function(op))
             elif isinstance(op, tile.WidenBytesOp):
-                names.add(scalar_rules.widen_bytes_function(op))
+                names.update(scalar_rules.widening_functions(op))
         return sorted(names)
 
     def support_name(self, op: Operation) -> str | None:

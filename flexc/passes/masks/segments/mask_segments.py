@@ -4,8 +4,8 @@ A full segment visits the live blocks that no dead range meets. A partial segmen
 the other live blocks. Each segment is one loop over several intervals of blocks. The
 region `block` maps an iteration to a block, one interval after another.
 
-Where asked for, and if live blocks are one interval with partial blocks at both ends, one
-mixed segment visits them in order. A loop then keeps fewer numbers.
+If that is asked for, and live blocks are one interval with partial blocks at both ends,
+one mixed segment visits them in order. A loop then keeps fewer numbers.
 
 Trimmed segments have blocks of one column, and visit several columns in an iteration.
 An interval of columns takes ceil(columns / step) iterations. The last one visits the
