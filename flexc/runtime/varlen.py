@@ -111,10 +111,11 @@ def flex_attention_varlen(
         return_lse=return_lse, kernel_options=kernel_options, backend=backend,
     )  # fmt: skip
     out, lse = found if return_lse else (found, None)
-    out = out[0].transpose(0, 1)
+    # The derivative of `out[0]` would fill a tensor with zeros and copy to it.
+    out = out.squeeze(0).transpose(0, 1)
     if like is not None:
         out = like(out)
-    return out if lse is None else (out, lse[0])
+    return out if lse is None else (out, lse.squeeze(0))
 
 
 def _named(*operands: Tensor) -> zip[tuple[str, Tensor]]:

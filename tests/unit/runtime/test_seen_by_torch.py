@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -21,6 +20,7 @@ from torch.utils.checkpoint import (
 
 import flexc
 from flexc import errors
+from tests.support.seen import Seen
 from tests.unit.runtime.training import causal
 
 attend: Any = flexc.flex_attention
@@ -40,20 +40,6 @@ def biased(bias: Tensor, shift: int = 2) -> Callable[..., Any]:
 
 def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
     return attend(q, k, v, biased(bias), mask_mod=causal, enable_gqa=True)
-
-
-class Seen(TorchDispatchMode):
-    """A mode that counts operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from flexc.errors import (
 from flexc.runtime import varlen as varlen_module
 from flexc.runtime.kernels.driver import counters
 from tests.support import reference
+from tests.support.seen import Seen
 
 Mod = Callable[..., Any]
 
@@ -211,6 +212,17 @@ def test_strided_operands_and_wide_numbers() -> None:
     cu = cu_seqlens(Q_LENS).long(), cu_seqlens(K_LENS).long()
     found = attend(*other, *cu, mask_mod=MASKS["causal"])
     assert torch.equal(found, varlen(*given))
+
+
+def test_gradients_are_not_copied() -> None:
+    given, cu = operands([20, 30], [20, 30]), cu_seqlens([20, 30])
+    for _ in range(3):  # Later calls are one operator each way.
+        with Seen() as seen:
+            out = attend(*given, cu, mask_mod=MASKS["causal"])
+            torch.autograd.grad(out, given, out.detach())
+    assert "flexc.attention_backward.default" in seen.names
+    copies = "select_backward", "zero", "copy", "clone", "contiguous"
+    assert not [n for n in seen.names if any(c in n for c in copies)]
 
 
 def test_longest_lengths_are_accepted() -> None:
