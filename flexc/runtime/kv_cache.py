@@ -139,6 +139,11 @@ class Cache:
         """The number of tokens of each sequence, on the device."""
         self.starts = torch.zeros(batch, **options)
         """The position of each sequence's first token of the last `extend`."""
+        places = torch.zeros(2, batch, 1, dtype=torch.int64, device=device)
+        self._first = places.unbind()
+        """Where the first tokens of the last `extend` are stored, found once for all
+        layers. CUDA graphs of `write` read this memory.
+        """
         self._known = [0] * batch
         """The lengths as the host counts them."""
         self._last = [0] * batch
@@ -183,6 +188,7 @@ class Cache:
             self.lengths.add_(self._numbers(each))
         self._known = [n + c for n, c in zip(self._known, each, strict=True)]
         self._last = each
+        self._place_first()
 
     def _counts(self, counts: int | Sequence[int]) -> list[int]:
         """Return the number of tokens of each sequence, checked."""
@@ -215,13 +221,24 @@ class Cache:
         self._write(key, value, layer)
 
     def _write(self, key: Tensor, value: Tensor, layer: int) -> None:
-        if key.size(2) == 0:
+        count = key.size(2)
+        if count == 0:
             return
         with torch.no_grad():
-            step = torch.arange(key.size(2), dtype=torch.int32, device=key.device)
-            position = self.starts[:, None] + step
-            exists = position < self.lengths[:, None]
-            self._store(layer, (key, value), position, exists)
+            places = self._first if count == 1 else self._places(count)
+            for tensor, new in zip(self._stored, (key, value), strict=True):
+                tensor[layer].transpose(1, 2)[places] = new.transpose(1, 2)
+
+    def _places(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the indices in memory of `count` new tokens of each sequence."""
+        step = torch.arange(count, dtype=torch.int32, device=self.starts.device)
+        position = self.starts[:, None] + step
+        return self._indices(position, position < self.lengths[:, None])
+
+    def _place_first(self) -> None:
+        with torch.no_grad():
+            for kept, found in zip(self._first, self._places(1), strict=True):
+                kept.copy_(found)
 
     def _check_new(self, key: Tensor, value: Tensor, most: int) -> None:
         """Check keys and values of up to `most` new tokens of each sequence."""
@@ -250,10 +267,11 @@ class Cache:
                 f"layer expects a number below {len(self.key)}, got {layer!r}"
             )
 
-    def _store(
-        self, layer: int, new: tuple[Tensor, Tensor], position: Tensor, exists: Tensor
-    ) -> None:
-        """Write keys and values at positions (B, S), where they exist."""
+    def _indices(self, position: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the indices of positions (B, S) in dimensions 0 and 2 of a layer.
+
+        Positions that do not exist have a place that no sequence reads.
+        """
         raise NotImplementedError
 
     def append(
@@ -358,6 +376,7 @@ class KVCache(Cache):
         super().__init__(batch, capacity, torch.device(device))
         shape = (layers, batch, heads, capacity + 1)  # The last is for padding.
         self._stored = make_storage(shape, head_dim, value_dim, dtype, device)
+        self._place_first()
 
     @property
     def key(self) -> Tensor:
@@ -374,14 +393,11 @@ class KVCache(Cache):
         self.lengths.zero_()
         self.starts.zero_()
         self._known, self._last = [0] * self.batch, [0] * self.batch
+        self._place_first()
 
-    def _store(
-        self, layer: int, new: tuple[Tensor, Tensor], position: Tensor, exists: Tensor
-    ) -> None:
-        place = torch.where(exists, position, self.capacity).long()
-        b = torch.arange(self.batch, device=place.device)[:, None]
-        for tensor, added in zip(self._stored, new, strict=True):
-            tensor[layer].transpose(1, 2)[b, place] = added.transpose(1, 2)
+    def _indices(self, position: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+        b = torch.arange(self.batch, device=position.device)[:, None]
+        return b, torch.where(exists, position, self.capacity).long()
 
 
 def check_sizes(**sizes: int) -> None:

@@ -54,7 +54,7 @@ class PagedKV(Cache):
         check_sizes(capacity=capacity)
         each = -(-capacity // page_size)
         super().__init__(batch, each * page_size, torch.device(device))
-        shape = (layers, pages + 1, heads, page_size)
+        shape = (layers, pages + 2, heads, page_size)  # The last is for padding.
         self._stored = make_storage(shape, head_dim, value_dim, dtype, device)
         self.page_size = page_size
         self.table = torch.zeros(batch, each, dtype=torch.int32, device=device)
@@ -63,6 +63,17 @@ class PagedKV(Cache):
         self._free = list(range(pages, 0, -1))
         self._users = [0] * (pages + 1)
         """The number of sequences that have each page."""
+        self._place_first()
+
+    @property
+    def key(self) -> Tensor:
+        """The keys of all layers, without the page for padding."""
+        return self._stored[0][:, :-1]
+
+    @property
+    def value(self) -> Tensor:
+        """The values of all layers, without the page for padding."""
+        return self._stored[1][:, :-1]
 
     @property
     def free_pages(self) -> int:
@@ -81,6 +92,7 @@ class PagedKV(Cache):
         self.table[sequence].zero_()
         self.lengths[sequence].zero_()
         self.starts[sequence].zero_()
+        self._place_first()
 
     def fork(self, source: int, target: int) -> None:
         """Let an empty sequence begin as another one is; they share its pages.
@@ -101,6 +113,7 @@ class PagedKV(Cache):
         self.table[target].copy_(self.table[source])
         self.lengths[target].copy_(self.lengths[source])
         self.starts[target].copy_(self.lengths[source])
+        self._place_first()
 
     def _check_sequence(self, sequence: int) -> None:
         if not isinstance(sequence, SupportsIndex) or not 0 <= sequence < self.batch:
@@ -176,16 +189,12 @@ class PagedKV(Cache):
             b, entry, page = self._numbers([*zip(*changed, strict=True)])  # pyright: ignore
             self.table[b.long(), entry.long()] = page
 
-    def _store(
-        self, layer: int, new: tuple[Tensor, Tensor], position: Tensor, exists: Tensor
-    ) -> None:
+    def _indices(self, position: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
         last = self.table.size(1) - 1
         entry = (position // self.page_size).clamp(max=last).long()
-        page = torch.where(exists, self.table.gather(1, entry), 0).long()
-        element = (position % self.page_size).long()
-        for tensor, added in zip((self.key, self.value), new, strict=True):
-            rows = torch.where(exists[..., None, None], added.transpose(1, 2), 0)
-            tensor[layer].transpose(1, 2)[page, element] = rows
+        for_padding = self._stored[0].size(1) - 1
+        page = torch.where(exists, self.table.gather(1, entry), for_padding)
+        return page.long(), (position % self.page_size).long()
 
     def attend(
         self,

@@ -226,6 +226,42 @@ def test_what_a_page_held_before_does_not_matter() -> None:
     assert cache.attend(good).isfinite().all()
 
 
+CACHES: Any = [
+    lambda layers: flexc.KVCache(2, 1, 32, DIM, layers=layers),
+    lambda layers: flexc.PagedKV(2, 1, 8, 16, DIM, layers=layers),
+]
+
+
+@pytest.mark.parametrize("make", CACHES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_padding_is_stored_nowhere(make: Any, count: int) -> None:
+    cache = make(1)
+    given = torch.randn(2, 1, count, DIM)
+    given[1] = math.nan
+    cache.append(given, given, counts=[count, 0])
+    cache.append(given, given, counts=[count, 0])
+    cache.extend([0, 1])
+    good = torch.randn(2, 1, 1, DIM)
+    cache.write(good, good)
+    assert torch.equal(cache.attend(good)[1], good[1])
+
+
+@pytest.mark.parametrize("make", CACHES)
+def test_layers_share_the_places_of_a_step(make: Any) -> None:
+    """`write` finds a sequence's place as it is then, though `extend` computed it."""
+    cache = make(2)
+    first, second, query = torch.randn(3, 2, 1, 1, DIM)
+    for given in (first, second):
+        cache.extend()
+        for layer in range(2):
+            cache.write(given, given, layer=layer)
+    one, other = (cache.attend(query, layer=layer) for layer in range(2))
+    assert torch.equal(one, other)
+    both = torch.cat([first, second], 2)
+    torch.testing.assert_close(one, flexc.flex_attention(query, both, both))
+    assert torch.equal(cache.key[0], cache.key[1])
+
+
 @pytest.mark.parametrize("make", [flexc.KVCache, flexc.PagedKV])
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
