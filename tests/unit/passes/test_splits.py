@@ -94,8 +94,9 @@ class Split:
         found = run_module(self.attention, self.given(self.attention, splits, parts))
         if not self.exact.out.isnan().any():
             assert not any(t.isnan().any() for t in found)
-        combined = [*found, splits, *(results if has_kernel(self.combine) else [])]
-        return run_module(self.combine, combined)
+        rows = [by_row(t, splits) for t in found]
+        room = results if has_kernel(self.combine) else []
+        return run_module(self.combine, [*rows, *room])
 
     def given(self, module: ModuleOp, splits: int, parts: list[Tensor]) -> list[Any]:
         return [*self.args, splits, *(parts if has_kernel(module) else [])]
@@ -110,6 +111,11 @@ class Split:
 
 def has_kernel(module: ModuleOp) -> bool:
     return any(isinstance(op, KernelOp) for op in module.ops)
+
+
+def by_row(tensor: Tensor, splits: int) -> Tensor:
+    """A result of splits as a view (B, H, Sq, N, ...), as it is combined."""
+    return tensor.unflatten(0, (-1, splits)).movedim(1, 3)
 
 
 def filled(*shape: int) -> Tensor:
@@ -181,8 +187,8 @@ def test_lowered(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("splits", [1, 5, 8, 19])
 def test_combining_kernel(splits: int) -> None:
-    """Some rows are empty, some splits of others are."""
-    call = replace(CALLS["empty-rows"], q_len=230, kv_len=300, value_dim=24)
+    """Some rows are empty, some splits of others are. A tile holds eight splits."""
+    call = replace(CALLS["empty-rows"], q_len=30, kv_len=300, value_dim=300)
     split = Split.of(call)
     pipelines.run(lowering("triton"), Context(), split.combine)
     split.combine.verify()
@@ -204,7 +210,8 @@ def test_splits_without_pairs_weigh_nothing() -> None:
         module = build_combine_module(call)
         pipelines.run(passes, Context(), module)
         room = [filled(1, 1, 4, 8), filled(1, 1, 4)] if passes else []
-        out, lse = run_module(module, [outs, shift, log_sum, 3, *room])
+        rows = [by_row(t, 3) for t in (outs, shift, log_sum)]
+        out, lse = run_module(module, [*rows, *room])
         want = (shift + log_sum)[::2].logsumexp(0, keepdim=True)
         torch.testing.assert_close(lse, want)
         weights = (shift + log_sum - want).exp()[::2, ..., None]
