@@ -52,10 +52,10 @@ class RowsOp(IRDLOperation):
 class CombineSplitsOp(RowsOp):
     """The output and log-sum-exp of rows that were split along their keys.
 
-    Operands are the results of a `flex.attention` with `splits`: (B, H, Sq, N, D) and
-    (B, H, Sq, N) for N splits. Results are those of the same attention without splits.
-    The weight of split s is exp(row_shift_s + log_sum_s), or 0 if no pair of the split
-    is live.
+    Operands are the results of a `flex.attention` with N `splits`, (B * N, H, Sq, D)
+    and (B * N, H, Sq), as views (B, H, Sq, N, D) and (B, H, Sq, N). Results are those
+    of the same attention without splits. The weight of split s is
+    exp(row_shift_s + log_sum_s), or 0 if no pair of the split is live.
 
     ```mlir
     %out, %lse = flex.combine_splits %outs, %shifts, %sums

@@ -58,9 +58,9 @@ class KernelOp(IRDLOperation):
 
     Tensors and numbers are arguments that the kernel reads; memrefs are arguments that
     it writes. `params` says where the value of each argument comes from. `grid` maps
-    (B, Hq, Sq) to the numbers of programs along up to three axes. A kernel with roles
-    may have the attribute `residents`, the number of programs that share a
-    multiprocessor, and `max_registers`, the number of registers with which each thread
+    (B, Hq, Sq) to the numbers of programs along up to three axes. A kernel may have the
+    attribute `residents`, the number of programs that share a multiprocessor. One with
+    roles may have `max_registers`, the number of registers with which each thread
     starts.
     """
 

@@ -38,7 +38,7 @@ class LoweringOptions:
     f32_precision: F32Precision = "ieee"
     reads: Reads = "coalesced"
     widens_bytes: bool = False
-    """True if a GPU converts several numbers of 8 bits to bf16 at a time."""
+    """True if a GPU converts several numbers of 8 bits to 16 bits at a time."""
     overlap: bool = True
     recomputes: bool = False
     """True if the iterations of a schedule compute the addresses of slots anew."""
