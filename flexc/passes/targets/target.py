@@ -171,6 +171,8 @@ class Target(ABC):
 
     With few queries these are the rows of all heads that share a key head.
     """
+    splits_at_once: ClassVar[int] = 16
+    """The most splits of a row that are combined at a time; absent ones cost time."""
     guards_dead_columns: ClassVar[bool] = False
     """True if loads of pages skip columns that no row sees."""
     heads_per_group: ClassVar[int | None] = None

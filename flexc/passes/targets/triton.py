@@ -103,6 +103,8 @@ class TritonTarget(Target):
     merges_segments: ClassVar[bool] = True
     relaxes_division: ClassVar[bool] = True
     few_rows: ClassVar[int] = FEW_ROWS
+    # As many as the narrowest tile of splits holds: their loads overlap.
+    splits_at_once: ClassVar[int] = 256
     guards_dead_columns: ClassVar[bool] = True
     heads_per_group: ClassVar[int | None] = 8
 

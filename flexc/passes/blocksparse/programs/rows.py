@@ -190,10 +190,9 @@ class CombineKernelBuilder(RowKernelBuilder):
         super().__init__(op, name, target, rows=1)
         assert isa(op.log_sum.type, TensorType[AnyFloat])
         self.type = op.log_sum.type.element_type
-        dim = flex.tensor_shape(op.out)[3]
-        self.columns = target.padded(dim)
-        self.checked = [0] if self.columns == dim else [0, 1]
-        self.splits = max(1, ELEMENTS // self.columns)
+        assert isa(op.out.type, TensorType[Attribute])
+        (_, self.columns), self.checked = self.tile_of(op.out.type)
+        self.splits = max(1, min(target.splits_at_once, ELEMENTS // self.columns))
 
     def build(self) -> tile.KernelOp:
         code = self.code
