@@ -55,6 +55,7 @@ class PagedKV(Cache):
         each = -(-capacity // page_size)
         super().__init__(batch, each * page_size, torch.device(device))
         shape = (layers, pages + 2, heads, page_size)  # The last is for padding.
+        self._held = (slice(pages + 1),)
         self._stored = make_storage(shape, head_dim, value_dim, dtype, device)
         self.page_size = page_size
         self.table = torch.zeros(batch, each, dtype=torch.int32, device=device)
@@ -64,16 +65,6 @@ class PagedKV(Cache):
         self._users = [0] * (pages + 1)
         """The number of sequences that have each page."""
         self._place_first()
-
-    @property
-    def key(self) -> Tensor:
-        """The keys of all layers, without the page for padding."""
-        return self._stored[0][:, :-1]
-
-    @property
-    def value(self) -> Tensor:
-        """The values of all layers, without the page for padding."""
-        return self._stored[1][:, :-1]
 
     @property
     def free_pages(self) -> int:
@@ -269,7 +260,7 @@ class PagedKV(Cache):
             lambda b, h, i, j: mask_mod(place(i)[0], h, place(i)[1], j)
         )
         table = self.table[:1, : prefix // self.page_size]
-        operands = rows, self.key[layer], self.value[layer]
+        operands = rows, *self._layer(layer)
         options = {"enable_gqa": True, **options, "return_lse": True}
         found: Any = flex_attention(
             *operands, score, mask_mod=mask, page_table=table, **options

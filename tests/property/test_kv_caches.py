@@ -226,13 +226,13 @@ def test_what_a_page_held_before_does_not_matter() -> None:
     assert cache.attend(good).isfinite().all()
 
 
-CACHES: Any = [
+LAYERED: Any = [
     lambda layers: flexc.KVCache(2, 1, 32, DIM, layers=layers),
     lambda layers: flexc.PagedKV(2, 1, 8, 16, DIM, layers=layers),
 ]
 
 
-@pytest.mark.parametrize("make", CACHES)
+@pytest.mark.parametrize("make", LAYERED)
 @pytest.mark.parametrize("count", [1, 3])
 def test_padding_is_stored_nowhere(make: Any, count: int) -> None:
     cache = make(1)
@@ -246,7 +246,7 @@ def test_padding_is_stored_nowhere(make: Any, count: int) -> None:
     torch.testing.assert_close(cache.attend(good)[1], good[1])
 
 
-@pytest.mark.parametrize("make", CACHES)
+@pytest.mark.parametrize("make", LAYERED)
 def test_layers_share_the_places_of_a_step(make: Any) -> None:
     cache = make(2)
     first, second, query = torch.randn(3, 2, 1, 1, DIM)

@@ -216,8 +216,10 @@ def test_strided_operands_and_wide_numbers() -> None:
 
 def test_gradients_are_not_copied() -> None:
     given, cu = operands([20, 30], [20, 30]), cu_seqlens([20, 30])
+    seen = Seen()
     for _ in range(3):  # Later calls are one operator each way.
-        with Seen() as seen:
+        seen = Seen()
+        with seen:
             out = attend(*given, cu, mask_mod=MASKS["causal"])
             torch.autograd.grad(out, given, out.detach())
     assert "flexc.attention_backward.default" in seen.names
