@@ -244,7 +244,8 @@ class Cache:
 
     def _check_new(self, key: Tensor, value: Tensor, most: int) -> None:
         """Check keys and values of up to `most` new tokens of each sequence."""
-        for name, new, held in (("key", key, self.key), ("value", value, self.value)):
+        names = ("key", "value")
+        for name, new, held in zip(names, (key, value), self._stored, strict=True):
             expected = (self.batch, held.size(2), most, held.size(4))
             check_rank(name, new)
             if tuple(new.shape) != expected:
@@ -264,10 +265,9 @@ class Cache:
                 )
 
     def _check_layer(self, layer: int) -> None:
-        if not isinstance(layer, int) or not 0 <= layer < len(self.key):
-            raise OptionError(
-                f"layer expects a number below {len(self.key)}, got {layer!r}"
-            )
+        layers = self._stored[0].size(0)
+        if not isinstance(layer, int) or not 0 <= layer < layers:
+            raise OptionError(f"layer expects a number below {layers}, got {layer!r}")
 
     def _indices(self, position: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices of positions (B, S) in dimensions 0 and 2 of a layer.
