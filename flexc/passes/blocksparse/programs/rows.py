@@ -174,8 +174,10 @@ def dot_rows(
     return code.insert(tile.ReduceOp(ReduceKind.SUM, products, 1), "dots")
 
 
-ELEMENTS = 4096
-"""The elements of a tile of splits, which are loaded before any is used."""
+ELEMENTS, LEAST_SPLITS = 4096, 16
+"""The elements of a tile of splits, which are loaded before any is used, and its least
+splits: what waits for loads costs more than absent splits.
+"""
 
 
 class CombineKernelBuilder(RowKernelBuilder):
@@ -192,7 +194,8 @@ class CombineKernelBuilder(RowKernelBuilder):
         self.type = op.log_sum.type.element_type
         assert isa(op.out.type, TensorType[Attribute])
         (_, self.columns), self.checked = self.tile_of(op.out.type)
-        self.splits = max(1, min(target.splits_at_once, ELEMENTS // self.columns))
+        most = max(LEAST_SPLITS, ELEMENTS // self.columns)
+        self.splits = min(target.splits_at_once, most)
 
     def build(self) -> tile.KernelOp:
         code = self.code
