@@ -114,7 +114,8 @@ class ConvertAttention(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.tile_sizes(op)
         # With partial blocks first, `tile-split-loops` writes two loops. They pay where
-        # loops are long and no other program computes while one waits.
+        # loops are long, which those of packed sequences may not be, and where no other
+        # program computes while one waits.
         in_order = problem.packed is not None or sizes.residents > 1
         segments = Region(Block(self.options.segments(problem, sizes, in_order)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
