@@ -394,6 +394,10 @@ class KVCache(Cache):
 
     def reset(self) -> None:
         """Forget all tokens."""
+        with torch.no_grad():
+            for tensor in self._stored:
+                # Whatever it held before, even NaN, must not reach new tokens.
+                tensor.zero_()
         self.lengths.zero_()
         self.starts.zero_()
         self._known, self._last = [0] * self.batch, [0] * self.batch

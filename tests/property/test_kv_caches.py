@@ -226,6 +226,16 @@ def test_what_a_page_held_before_does_not_matter() -> None:
     assert cache.attend(good).isfinite().all()
 
 
+def test_what_a_cache_held_before_does_not_matter() -> None:
+    cache = flexc.KVCache(1, 1, 32, DIM)
+    bad = torch.full((1, 1, 20, DIM), math.nan)
+    cache.append(bad, bad)
+    cache.reset()
+    good = torch.randn(1, 1, 3, DIM)
+    cache.append(good, good)
+    assert cache.attend(good, backend="eager").isfinite().all()
+
+
 LAYERED: Any = [
     lambda layers: flexc.KVCache(2, 1, 32, DIM, layers=layers),
     lambda layers: flexc.PagedKV(2, 1, 8, 16, DIM, layers=layers),
