@@ -184,21 +184,22 @@ class Cache:
                 )
         self._make_room(each)
         self.starts.copy_(self.lengths)
-        if isinstance(counts, int):
-            self.lengths.add_(counts)
-        else:
-            self.lengths.add_(self._numbers(each))
+        is_one = len({*each}) == 1
+        self.lengths.add_(each[0] if is_one else self._numbers(each))
         self._known = [n + c for n, c in zip(self._known, each, strict=True)]
         self._last = each
         self._place_first()
 
     def _counts(self, counts: int | Sequence[int]) -> list[int]:
         """Return the number of tokens of each sequence, checked."""
+        given: Any = counts
         try:
-            is_one = isinstance(counts, int)
-            each = [index(n) for n in ([counts] * self.batch if is_one else counts)]
+            each = [index(given)] * self.batch
         except TypeError:
-            each = []
+            try:
+                each = [index(n) for n in given]
+            except TypeError:
+                each = []
         if len(each) != self.batch or any(n < 0 for n in each):
             raise OptionError(
                 f"extend expects a number of tokens, 0 or more, for each of "
@@ -373,6 +374,7 @@ class KVCache(Cache):
     `key` is (layers, B, Hkv, capacity, E).
     """
 
+    @torch.inference_mode(False)  # Later calls write outside of that mode too.
     def __init__(
         self,
         batch: int,

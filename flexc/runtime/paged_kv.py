@@ -32,6 +32,7 @@ class PagedKV(Cache):
     have it beyond their pages.
     """
 
+    @torch.inference_mode(False)  # Later calls write outside of that mode too.
     def __init__(
         self,
         batch: int,
@@ -221,6 +222,8 @@ class PagedKV(Cache):
         return tuple(merged) if wants_lse else merged.out
 
     def _check_prefix(self, prefix: int) -> None:
+        if not isinstance(prefix, int):
+            raise OptionError(f"prefix expects a number of tokens, got {prefix!r}")
         count = prefix // self.page_size
         first = self._pages[0][:count]
         is_shared = all(p[:count] == first for p in self._pages)

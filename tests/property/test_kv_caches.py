@@ -397,3 +397,22 @@ def test_no_room_is_an_error_that_changes_nothing() -> None:
     small = flexc.KVCache(1, 1, 3, DIM)
     with pytest.raises(CacheError, match="larger cache"):
         small.append(key[:1], key[:1])
+
+
+@pytest.mark.parametrize("make", LAYERED)
+def test_a_cache_made_in_inference_mode_is_used_outside(make: Any) -> None:
+    with torch.inference_mode():
+        cache = make(1)
+    new = torch.randn(2, 1, 1, DIM)
+    cache.append(new, new)
+    cache.extend(torch.ones(2, dtype=torch.int32)[0])  # Any integer is a number.
+    cache.write(new, new)
+    assert cache.known_lengths() == (2, 2)
+
+
+@pytest.mark.parametrize("prefix", [2.0, "a"])
+def test_a_prefix_is_an_integer(prefix: Any) -> None:
+    cache, new = LAYERED[1](1), torch.randn(2, 1, 1, DIM)
+    cache.append(new, new)
+    with pytest.raises(OptionError, match="prefix expects a number of tokens"):
+        cache.attend(new, prefix=prefix)
