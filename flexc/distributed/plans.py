@@ -134,7 +134,7 @@ def _overlaps(ranges: Sequence[range], size: int, count: int) -> Tensor:
 def _owners(layout: Layout) -> Tensor:
     """Return the rank that has each run, among the runs of all ranks."""
     owners = [rank for rank, runs in enumerate(layout.ranks) for _ in runs]
-    return torch.tensor(owners, device="cpu")
+    return torch.tensor(owners, dtype=torch.long, device="cpu")
 
 
 def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
