@@ -10,7 +10,8 @@ it one step behind, growing at each rank; the last rank sends it back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,11 +98,14 @@ class Ring:
 
         return wait
 
-    def visits(self, own: KeyValue) -> Iterator[tuple[int, KeyValue | None]]:
+    def visits(
+        self, own: KeyValue
+    ) -> Generator[tuple[int, KeyValue | None], None, None]:
         """Yield each step and its keys and values, the own ones first.
 
         The keys are None if neither this rank nor a later one needs them. The next ones
-        are on their way while the caller computes.
+        are on their way while the caller computes. If the caller fails and closes this,
+        they are waited for: gloo closes the connections of an exchange that is dropped.
         """
         here: KeyValue | None = own
         for step in range(self.size):
@@ -114,8 +118,10 @@ class Ring:
                 following = own.empty(count(coming))
                 received = [(following, (self.rank - 1) % self.size)]
             wait = self.exchange(sent, received)
-            yield step, here
-            wait()
+            try:
+                yield step, here
+            finally:
+                wait()
             here = following
 
 
@@ -280,18 +286,19 @@ class RingAttention(torch.autograd.Function):
         visits: list[list[Visit]] = []
         tables: list[Tensor] = []
         has_rest = False
-        for step, here in ring.visits(KeyValue.of(key, value)):
-            visits.append([])
-            for queries, keys in ring.route.calls[step]:
-                assert here is not None
-                call = prepare(queries, keys, query, here.key, here.value)
-                template, given = split(resolve_tables(call))
-                tables += given[INPUTS + len(captured) :]
-                has_rest = template.lse_rest
-                out, lse, _ = template.run(given)
-                assert lse is not None
-                merged.add(queries, out, lse, has_rest)
-                visits[step].append(Visit(queries, keys, template))
+        with closing(ring.visits(KeyValue.of(key, value))) as steps:
+            for step, here in steps:
+                visits.append([])
+                for queries, keys in ring.route.calls[step]:
+                    assert here is not None
+                    call = prepare(queries, keys, query, here.key, here.value)
+                    template, given = split(resolve_tables(call))
+                    tables += given[INPUTS + len(captured) :]
+                    has_rest = template.lse_rest
+                    out, lse, _ = template.run(given)
+                    assert lse is not None
+                    merged.add(queries, out, lse, has_rest)
+                    visits[step].append(Visit(queries, keys, template))
         out, lse = merged.out.to(query.dtype), merged.lse(has_rest)
         ctx.ring, ctx.visits, ctx.has_rest = ring, visits, has_rest
         ctx.set_materialize_grads(False)
