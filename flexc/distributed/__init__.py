@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from typing import Any, Literal
 
 import torch
@@ -158,12 +159,14 @@ def context_parallel_attention(
         "enable_gqa": bool(enable_gqa),
         "reduce_captured": bool(reduce_captured),
     }
+    given = None
     try:
         _check_options(method, layout, ("contiguous", "zig-zag"))
+        given = _read_lengths(lengths)
         found = _local_call((query, key, value), mods, enable_gqa, scale, mesh)
     except Exception as error:
         found = error
-    call, of_ranks = agree(group, found, options, lengths and tuple(lengths))
+    call, of_ranks = agree(group, found, options, given)
     parts = Parts.of(group, layout, of_ranks)
     if reduce_captured and torch.is_grad_enabled():
         mods = mods.reduced(group, call)
@@ -473,11 +476,24 @@ def _by_heads(
 
 def _attend(operands: Operands, mods: Any, rest: Any) -> tuple[Tensor, Tensor]:
     score_mod, _, mask_mod = mods
-    found: Any = flex_attention(
-        *operands, score_mod, mask_mod=mask_mod, enable_gqa=rest[0], scale=rest[1],
-        return_lse=True,
-    )  # fmt: skip
+    args = *operands, score_mod
+    given: Any = {
+        "mask_mod": mask_mod, "enable_gqa": rest[0], "scale": rest[1],
+        "return_lse": True,
+    }  # fmt: skip
+    found: Any = flex_attention(*args, **given)
     return found
+
+
+def _read_lengths(lengths: Any) -> tuple[int, ...] | None:
+    if lengths is None:
+        return None
+    try:
+        return tuple(map(index, lengths))
+    except TypeError as error:
+        raise OptionError(
+            f"lengths expects the number of tokens of each rank, got {lengths!r}"
+        ) from error
 
 
 def _check_options(method: object, layout: object, layouts: Sequence[str]) -> None:

@@ -120,8 +120,13 @@ def agree(
         if not is_known:
             own["elements of captured tensors"] = _digest(call.signature.captures)
     calls: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
-    with exchange(group):
-        dist.all_gather_object(calls, own, group=group)
+    try:
+        with exchange(group):
+            dist.all_gather_object(calls, own, group=group)
+    except DistributedError as error:
+        if isinstance(call, Exception):
+            raise call from error  # It is why the others are lost.
+        raise
     if isinstance(call, Exception):
         raise call
     _compare(calls)
