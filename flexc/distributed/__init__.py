@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from typing import Any, Literal
@@ -65,7 +65,7 @@ from flexc.frontend.signatures import check_arity
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.arguments import Results, read_scale
 from flexc.runtime.inputs.options import NO_CHOICES
-from flexc.runtime.interception import Scope, activate, call_within
+from flexc.runtime.interception import Scope, activate, call_within, current_scope
 from flexc.runtime.interface import (
     OUTPUTS,
     MaskMod,
@@ -481,6 +481,11 @@ def _attend(operands: Operands, mods: Any, rest: Any) -> tuple[Tensor, Tensor]:
         "mask_mod": mask_mod, "enable_gqa": rest[0], "scale": rest[1],
         "return_lse": True,
     }  # fmt: skip
+    scope = current_scope()
+    if scope is not None and scope.ranks is not None:
+        # A rank's own call is not shared again by a `context_parallel` around it.
+        own = replace(scope, run=None, ranks=None)
+        return call_within(own, flex_attention, args, given)
     found: Any = flex_attention(*args, **given)
     return found
 
