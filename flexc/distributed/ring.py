@@ -335,12 +335,13 @@ class RingBackward:
         own = KeyValue.of(*self.tensors[1:INPUTS])
         travels = self.needs[1] or self.needs[2]
         gradients = KeyGradients(self.ring, own, self.dtype)
-        for step, here in self.ring.visits(own):
-            visits = self.visits[step]
-            found = [(v.keys, self.visit(v, here, travels)) for v in visits]
-            if travels:
-                gradients.step(step, here, found)
-            del found, here
+        with closing(self.ring.visits(own)) as steps:
+            for step, here in steps:
+                visits = self.visits[step]
+                found = [(v.keys, self.visit(v, here, travels)) for v in visits]
+                if travels:
+                    gradients.step(step, here, found)
+                del found, here
         if travels:
             self.sums[1:INPUTS] = gradients.wait()
         return [

@@ -55,6 +55,7 @@ from flexc.distributed.shared_memory import (
 )
 from flexc.distributed.transfers import dense
 from flexc.errors import (
+    CapturedIndexError,
     DistributedError,
     DtypeError,
     GradientError,
@@ -384,6 +385,34 @@ def test_calls_that_do_not_fit_raise_on_all_ranks(
     for fault in faults:
         assert re.search(words, fault), fault
     assert faults[0].startswith("DistributedError")
+
+
+def edges(mesh: DeviceMesh) -> list[bool]:
+    """Return True for each call at the edge of what is possible that is right."""
+    torch.manual_seed(mesh.get_local_rank())
+    x = torch.randn(1, 2, 8, 8)
+    attend: Any = partial(context_parallel_attention, mesh=mesh)
+    found: list[bool] = []
+    for method in METHODS:
+        alone = attend(x, x, x, mask_mod=causal, method=method)
+        with context_parallel(mesh):
+            within = attend(x, x, x, mask_mod=causal, method=method)
+        found.append(torch.equal(alone, within))
+        empty = x[:, :, :0]
+        found.append(attend(empty, empty, empty, method=method).shape == empty.shape)
+    short = torch.zeros(3)
+    with pytest.raises(CapturedIndexError):
+        attend(x, x, x, lambda s, b, h, q, k: s + short[k], method="ring")
+    once, again = (attend(x, x, x, method="ring") for _ in range(2))
+    found.append(torch.equal(once, again))
+    with pytest.raises(OptionError, match="lengths expects the number of tokens"):
+        attend(x, x, x, lengths=8)
+    return found
+
+
+def test_edges_of_two_processes(tmp_path: Path) -> None:
+    """A group is of use after an error, and a rank's own call is not shared again."""
+    assert all(map(all, run_ranks(2, tmp_path, edges)))
 
 
 @pytest.mark.parametrize(
