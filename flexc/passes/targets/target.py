@@ -171,8 +171,8 @@ class Target(ABC):
 
     With few queries these are the rows of all heads that share a key head.
     """
-    splits_at_once: ClassVar[int] = 16
-    """The most splits of a row that are combined at a time; absent ones cost time."""
+    elements_of_splits: ClassVar[int] = 0
+    """The elements of a tile of splits, if many splits are combined at a time."""
     guards_dead_columns: ClassVar[bool] = False
     """True if loads of pages skip columns that no row sees."""
     heads_per_group: ClassVar[int | None] = None

@@ -103,8 +103,7 @@ class TritonTarget(Target):
     merges_segments: ClassVar[bool] = True
     relaxes_division: ClassVar[bool] = True
     few_rows: ClassVar[int] = FEW_ROWS
-    # As many as the narrowest tile of splits holds: their loads overlap.
-    splits_at_once: ClassVar[int] = 256
+    elements_of_splits: ClassVar[int] = 4096
     guards_dead_columns: ClassVar[bool] = True
     heads_per_group: ClassVar[int | None] = 8
 
@@ -306,8 +305,9 @@ def narrow_keys_choices(
     """
     columns = next_power_of_2(FEW_ROWS_BITS // ((head_dim + value_dim) * bits))
     columns = max(MIN_BLOCK_N, min(64, columns))
-    warps = 2 if rows * value_dim <= MOST_OF_TWO_WARPS else 4
-    warps = warps if rows * value_dim <= MOST_OF_FOUR_WARPS else 8
+    elements = rows * value_dim
+    warps = 4 if elements <= MOST_OF_FOUR_WARPS else 8
+    warps = 2 if elements <= MOST_OF_TWO_WARPS else warps
     converted = (rows * head_dim + columns * value_dim) * bits // 8
     block = columns * (head_dim + value_dim)
     choices: list[TileSizes] = []

@@ -38,7 +38,7 @@ COMBINE = 10
 """The cost of the second kernel, in blocks, including its launch on the host."""
 
 AT_ONCE = 16
-"""The number of splits that the second kernel reads in the time of a block."""
+"""The number of splits whose outputs cost as much as a block, written and read."""
 
 MAX_BYTES = 1 << 27
 """The limit on the bytes of the outputs of splits."""

@@ -218,7 +218,7 @@ def test_gradients_are_not_copied() -> None:
     given, cu = operands([20, 30], [20, 30]), cu_seqlens([20, 30])
     seen = Seen()
     for _ in range(3):  # Later calls are one operator each way.
-        seen = Seen()
+        seen.names.clear()
         with seen:
             out = attend(*given, cu, mask_mod=MASKS["causal"])
             torch.autograd.grad(out, given, out.detach())

@@ -174,10 +174,8 @@ def dot_rows(
     return code.insert(tile.ReduceOp(ReduceKind.SUM, products, 1), "dots")
 
 
-ELEMENTS, LEAST_SPLITS = 4096, 16
-"""The elements of a tile of splits, which are loaded before any is used, and its least
-splits: what waits for loads costs more than absent splits.
-"""
+LEAST_SPLITS = 16
+"""The least splits of a tile: they are loaded before any is used."""
 
 
 class CombineKernelBuilder(RowKernelBuilder):
@@ -194,8 +192,7 @@ class CombineKernelBuilder(RowKernelBuilder):
         self.type = op.log_sum.type.element_type
         assert isa(op.out.type, TensorType[Attribute])
         (_, self.columns), self.checked = self.tile_of(op.out.type)
-        most = max(LEAST_SPLITS, ELEMENTS // self.columns)
-        self.splits = min(target.splits_at_once, most)
+        self.splits = max(LEAST_SPLITS, target.elements_of_splits // self.columns)
 
     def build(self) -> tile.KernelOp:
         code = self.code

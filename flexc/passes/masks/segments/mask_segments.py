@@ -114,7 +114,7 @@ class MaskSegments:
     block_n: int
     step: int | None = None
     """The maximum number of columns of an iteration, if segments are trimmed."""
-    may_order: bool = False
+    in_order: bool = False
     """True if one loop may visit partial and full blocks in their order."""
 
     @property
@@ -142,8 +142,8 @@ class MaskSegments:
             return self.all_partial()
         if self.is_full:
             return [self.segment(SegmentKind.FULL, self.all_live, True)]
-        if self.may_order and self.has_two_ends():
-            return [self.in_order()]
+        if self.in_order and self.has_two_ends():
+            return [self.mixed()]
         partial = self.segment(
             SegmentKind.PARTIAL,
             lambda c: c.overlaps(c.live_intervals(self.ranges.live), self.dead(c)),
@@ -172,7 +172,7 @@ class MaskSegments:
         dead = c.dead_intervals(self.ranges.dead, ragged=False)
         return len(c.live_intervals(self.ranges.live)) == 1 < len(dead)
 
-    def in_order(self) -> SegmentOp:
+    def mixed(self) -> SegmentOp:
         """Return a segment that visits live blocks, partial or full, in their order."""
         bounds = self.problem.bounds_region()
         code = ScalarCode(bounds.block)

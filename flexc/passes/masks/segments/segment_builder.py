@@ -192,7 +192,7 @@ def build_segments(
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            made = MaskSegments(problem, ranges.value, *block, may_order=in_order)
+            made = MaskSegments(problem, ranges.value, *block, in_order=in_order)
             return made.segments()
     return range_segments(problem, sizes.block_n, mask)
 
