@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import bidirectional_mask_function
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+)
 from transformers.utils.import_utils import is_tracing
 
 from flexc.errors import OptionError, ShapeError
@@ -79,6 +82,10 @@ def make_mask(
             beyond it are padding too.
     """
     mask = None if mask_function is bidirectional_mask_function else mask_function
+    last_key = kv_offset + kv_length - 1
+    is_last = q_length == 1 and not isinstance(q_offset, Tensor)
+    if mask is causal_mask_function and is_last and q_offset >= last_key:
+        mask = None  # A causal mask keeps all keys of the last position.
     if attention_mask is not None:
         mask = without_padding(mask, attention_mask, kv_length + kv_offset)
     if mask is None:
@@ -150,7 +157,7 @@ def attention(
         position_bias: a tensor, broadcast as a mask is, that is added to scores.
         kernel_options: as for `flexc.flex_attention`.
         is_causal: whether a query sees keys up to its own position only, if there is no
-            mask.
+            mask. A single query is the last position, which sees all keys.
     """
     if dropout:
         raise OptionError(
@@ -158,7 +165,8 @@ def attention(
             "attention to 0 in the config, or call model.eval()"
         )
     block_mask = None
-    mask_mod = causal if is_causal and attention_mask is None else None
+    is_causal = is_causal and attention_mask is None and query.size(2) > 1
+    mask_mod = causal if is_causal else None
     added = [] if position_bias is None else [broadcast(position_bias)]
     if isinstance(attention_mask, FunctionMask):
         mask_mod = attention_mask.mask_mod

@@ -139,6 +139,8 @@ class Attention:
         origin = self.tables and self.tables.origin
         if given is not None and origin is None:
             return given
+        if self.signature.mods == (None, None):
+            return given
         compiled = replace(self, tables=None).compiled()
         captures = compiled.attention.arguments(self.signature.captures)
         compiled.reads.check(self.pairs, captures)

@@ -61,12 +61,14 @@ likely repeat.
 class Found:
     """A cached value."""
 
-    __slots__ = ("again", "value")
+    __slots__ = ("listings", "repeats", "value")
 
     def __init__(self, value: Any):
         self.value = value
-        self.again = 0
-        """The number of later calls that listed its facts, because no guard held."""
+        self.repeats = False
+        """True if a later call had the same facts."""
+        self.listings = 0
+        """The number of calls that listed its facts, because no guard held."""
 
 
 class FactsCache:
@@ -83,7 +85,7 @@ class FactsCache:
         self.most = most
         """The largest number of values. A full cache is cleared."""
         self._found: dict[Hashable, Found] = {}
-        self._guards: dict[Hashable, list[tuple[Guard, Any]]] = {}
+        self._guards: dict[Hashable, list[tuple[Guard, Found]]] = {}
         self._last: dict[Hashable, Found] = {}
         """The last value that was made for each key."""
 
@@ -114,7 +116,8 @@ class FactsCache:
         if guards is not None:
             for guard, found in guards:
                 if guard.holds(tensors):
-                    return found
+                    found.repeats = True
+                    return found.value
         facts = facts_of(tensors)
         if facts is None:
             return None
@@ -122,9 +125,10 @@ class FactsCache:
         found = self._found.get(exact)
         if found is None:
             return None if make is None else self._make(exact, tensors, make)
-        if found.again % LISTINGS_PER_GUARD == 0:
-            self._guard(key, tensors, found.value)
-        found.again += 1
+        found.repeats = True
+        if found.listings % LISTINGS_PER_GUARD == 0:
+            self._guard(key, tensors, found)
+        found.listings += 1
         return found.value
 
     def _make(
@@ -135,12 +139,16 @@ class FactsCache:
             self.clear()
         key, _ = exact
         last = self._last.get(key)
-        value = make(tensors, exact, last is not None and last.again > 0)
-        self._found[exact] = self._last[key] = Found(value)
-        return value
+        is_known = last is not None and last.repeats
+        found = Found(make(tensors, exact, is_known))
+        self._found[exact] = self._last[key] = found
+        if is_known:
+            self._guard(key, tensors, found)
+            found.listings = 1
+        return found.value
 
-    def _guard(self, key: Hashable, tensors: Sequence[Any], value: Any) -> None:
-        """Add a guard for facts that were seen again, and drop the oldest of many.
+    def _guard(self, key: Hashable, tensors: Sequence[Any], found: Found) -> None:
+        """Add a guard for facts that will likely repeat, and drop the oldest of many.
 
         Guards are tried from the newest on, because lengths often grow. Comparing with
         many takes longer than listing facts.
@@ -148,7 +156,7 @@ class FactsCache:
         guard = Guard.of(tensors)
         if guard is not None:
             guards = self._guards.get(key, [])
-            self._guards[key] = [(guard, value), *guards[: MOST_GUARDS - 1]]
+            self._guards[key] = [(guard, found), *guards[: MOST_GUARDS - 1]]
 
 
 class Guard:
