@@ -282,7 +282,8 @@ class TiledOp(flex.PairsOp):
     heads_per_group = opt_prop_def(IntegerAttr)
     """The most heads whose tiles start together, so that the longest tiles start first.
 
-    There are fewer where their keys and values would not share the cache.
+    There are fewer where their keys and values would not share the cache. Of packed
+    sequences, those of one sequence of mean length count.
     """
     short_rows = opt_prop_def(UnitAttr)
     """True if rows may see few keys: fixed costs of programs and loops matter."""

@@ -64,6 +64,7 @@ FACTS = (
     "score_growth_bounded",
     "rows_never_empty",
     "sequences",
+    "long_sequences",
 )
 """Properties that state proved facts about a call; every lowering keeps them."""
 
@@ -258,6 +259,8 @@ class PairsOp(IRDLOperation):
     queries and of keys. Sequences are in order, and hold all positions. The mask keeps
     pairs of one sequence only.
     """
+    long_sequences = opt_prop_def(UnitAttr)
+    """True if packed sequences have many keys on average: loops over them are long."""
     key_ranges = opt_prop_def(KeyRangesAttr)
     """The columns that a block of rows may see, if they have a closed form."""
     no_key_ranges = opt_prop_def(StringAttr)

@@ -114,9 +114,9 @@ class ConvertAttention(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.tile_sizes(op)
         # With partial blocks first, `tile-split-loops` writes two loops. They pay where
-        # loops are long, which those of packed sequences may not be, and where no other
-        # program computes while one waits.
-        in_order = problem.packed is not None or sizes.residents > 1
+        # loops are long, and where no other program computes while one waits.
+        is_short = problem.packed is not None and op.long_sequences is None
+        in_order = is_short or sizes.residents > 1
         segments = Region(Block(self.options.segments(problem, sizes, in_order)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if self.options.reads_values_from_keys(op):
@@ -173,7 +173,6 @@ def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
     """Return the properties of an op over pairs that the lowering keeps."""
     own = ("products", "sums", "transposed", "key_ranges", "no_key_ranges")
     known = op.facts() | {n: op.properties[n] for n in own if n in op.properties}
-    known.pop("sequences", None)  # The regions find the sequences themselves.
     return known
 
 

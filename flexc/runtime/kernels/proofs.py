@@ -62,6 +62,7 @@ class Proofs:
     captures_inside: bool = False
     indices_fit: bool = False
     score_range: bool = False
+    long_sequences: bool = False
 
     def stated_in(self, module: ModuleOp) -> ModuleOp:
         """Return a module whose attention op states the proved facts.
@@ -157,12 +158,30 @@ def _narrow_range(op: flex.AttentionOp) -> Attribute:
     return DenseArrayBase.from_list(f64, [-bound, bound])
 
 
+LONG_SEQUENCE = 1024
+"""The mean number of keys from which packed sequences are long."""
+
+
+def _sequences_are_long(
+    op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
+) -> bool:
+    assert op.sequences is not None
+    *_, starts = op.sequences.get_values()
+    shape, keys = facts[starts], sizes[3].hi + 1
+    return isinstance(shape, tuple) and keys >= LONG_SEQUENCE * (shape[0] - 1)
+
+
+def _has_sequences(op: flex.AttentionOp, backend: str) -> bool:
+    return BACKENDS[backend].for_gpu and op.sequences is not None
+
+
 PROOFS = {
     "captures_inside": ProofRule(_of_both_mods(captures_inside), _has_guards_that_cost),
     "indices_fit": ProofRule(_of_both_mods(indices_fit), _has_wide_indices),
     "score_range": ProofRule(
         _scores_are_narrow, _depends_on_numbers, _narrow_range, about_sizes=False
     ),
+    "long_sequences": ProofRule(_sequences_are_long, _has_sequences),
 }
 
 

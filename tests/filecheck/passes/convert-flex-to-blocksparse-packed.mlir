@@ -1,7 +1,22 @@
 // RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse{block_m=64 block_n=32},flex-simplify-mods' | filecheck %s
+// RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon block_m=128 block_n=128}' | filecheck %s --check-prefix LOOPS
+// RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse,convert-blocksparse-to-tile' | filecheck %s --check-prefix TILE
 
 // Sequences that are packed are found by the row: nothing is read by column. Bounds
-// begin in the sequence of a block's first row, and end in that of its last row.
+// begin in the sequence of a block's first row, and end in that of its last row. One loop
+// visits the blocks of short sequences in order. Heads start together whose sequences of
+// mean length share the cache.
+
+// TILE: %sequences = arith.subi
+// TILE: %mean_length = arith.divsi %kv_len, %
+// TILE: %heads_per_group
+
+// LOOPS: func.func @packed
+// LOOPS: segment mixed
+// LOOPS-NOT: segment
+// LOOPS: func.func @long
+// LOOPS: segment partial
+// LOOPS: segment full
 
 !t = tensor<?x?x?x8xf32>
 
@@ -21,6 +36,28 @@
 func.func @packed(%q : !t, %scale : f32, %of : !i, %starts : !i) {
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
       captures(%of, %starts : !i, !i) -> out(!t) {sequences = array<i64: 0, 0, 1, 1>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i,
+                %starts_ : !i) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i, %starts_ : !i) {
+    %n = flex.load_capture %of_[%qi] : !i, i32
+    %m = flex.load_capture %of_[%ki] : !i, i32
+    %same = arith.cmpi eq, %n, %m : i32
+    %qb = flex.load_capture %starts_[%n] : !i, i32
+    %kb = flex.load_capture %starts_[%m] : !i, i32
+    %row = arith.subi %qi, %qb : i32
+    %column = arith.subi %ki, %kb : i32
+    %c = arith.cmpi sge, %row, %column : i32
+    %all = arith.andi %same, %c : i1
+    flex.yield %all : i1
+  }
+  func.return
+}
+
+func.func @long(%q : !t, %scale : f32, %of : !i, %starts : !i) {
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
+      captures(%of, %starts : !i, !i) -> out(!t) {sequences = array<i64: 0, 0, 1, 1>,
+                                                 long_sequences}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i,
                 %starts_ : !i) {
     flex.yield %s : f32

@@ -25,8 +25,10 @@ from flexc.errors import (
 )
 from flexc.runtime import varlen as varlen_module
 from flexc.runtime.kernels.driver import counters
+from flexc.runtime.kernels.proofs import Prover
 from tests.support import reference
 from tests.support.seen import Seen
+from tests.unit.frontend.evaluate import import_mods
 
 Mod = Callable[..., Any]
 
@@ -238,6 +240,21 @@ def test_lengths_compile_nothing() -> None:
         before = counters.total()
         attend(*given, cu_seqlens([n, 20]))
         assert i == 0 or counters.total() == before
+
+
+@pytest.mark.parametrize(
+    ("lengths", "long"),
+    [([4096], True), ([1, 2047], True), ([0, 1023, 1025], False), ([2] * 999, False)],
+)
+def test_sequences_are_long_by_their_mean(lengths: list[int], long: bool) -> None:
+    total = sum(lengths)
+    starts, of = varlen_module._placed("cu_seqlens", cu_seqlens(lengths), total)
+    mods = varlen_module.packed_mods(
+        None, None, varlen_module.Sequences(of, of, starts, starts)
+    )
+    built, captures = import_mods(*mods)
+    found = Prover(built.module, "triton").of_sizes((1, 1, total, total), captures)
+    assert found.long_sequences == long
 
 
 def test_written_numbers_are_read_again() -> None:

@@ -267,7 +267,8 @@ class SegmentKernelBuilder(KernelBuilder):
         assert self.op.heads_per_group is not None
         most = code.const(self.op.heads_per_group.value.data)
         cached = code.const(CACHED_NUMBERS // flex.tensor_shape(self.visited)[3])
-        size = code.max(code.div(cached, code.max(column_len, one)), one)
+        length = code.max(self.mean_length(column_len), one)
+        size = code.max(code.div(cached, length), one)
         size = code.min(size, most, "heads_per_group")
         first = code.mul(code.div(h, size), size, "first_head")
         within = code.add(block, code.mul(code.sub(h, first), blocks), "program")
@@ -275,6 +276,15 @@ class SegmentKernelBuilder(KernelBuilder):
         count = code.min(left, size, "group_heads")
         head = code.add(first, code.rem(within, count), "h")
         return code.div(within, count, "m_block"), head
+
+    def mean_length(self, column_len: SSAValue) -> SSAValue:
+        """Write the mean number of columns of a sequence."""
+        if self.op.sequences is None:
+            return column_len
+        code, *_, keys = self.code, *self.op.sequences.get_values()
+        ends = code.insert(tile.DimOp(self.args[self.op.captures[keys]], 0))
+        sequences = code.sub(ends, code.const(1), "sequences")
+        return code.div(column_len, code.max(sequences, code.const(1)), "mean_length")
 
     def load(
         self,
