@@ -176,11 +176,12 @@ def attention(
         mask_mod = broadcast(attention_mask)
     elif attention_mask is not None:
         added.append(broadcast(attention_mask))
+    score_mod = None if softcap is None else soft_cap(softcap)
     found: Any = flex_attention(
         query,
         key,
         value,
-        score_mod=with_added(soft_cap(softcap), added),
+        score_mod=with_added(score_mod, added) if added else score_mod,
         block_mask=block_mask,
         scale=scaling,
         enable_gqa=query.size(1) != key.size(1),
@@ -200,19 +201,15 @@ def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return q_idx >= kv_idx
 
 
-def soft_cap(limit: float | None) -> ScoreMod | None:
-    """Return the score_mod that keeps scores within a limit, None without one."""
-    if limit is None:
-        return None
+def soft_cap(limit: float) -> ScoreMod:
+    """Return the score_mod that keeps scores within a limit."""
     return lambda score, b, h, q_idx, kv_idx: torch.tanh(score / limit) * limit
 
 
-def with_added(score_mod: ScoreMod | None, added: list[MaskMod]) -> ScoreMod | None:
-    """Return a score_mod whose scores have more numbers added to them."""
-    if not added:
-        return score_mod
+def with_added(score_mod: ScoreMod | None, added: list[MaskMod]) -> ScoreMod:
+    """Return a score_mod whose scores have one or more numbers added to them."""
     *rest, last = added
-    before = with_added(score_mod, rest)
+    before = with_added(score_mod, rest) if rest else score_mod
     if before is None:
         return lambda score, *at: score + last(*at)
     return lambda score, *at: before(score, *at) + last(*at)

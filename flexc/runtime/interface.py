@@ -141,7 +141,8 @@ def flex_attention(
     is_stored = (
         page_table is not None or key_scale is not None or value_scale is not None
     )
-    is_special = is_stored or is_narrow(key) or is_narrow(value)
+    dtypes = getattr(key, "dtype", None), getattr(value, "dtype", None)
+    is_special = is_stored or dtypes[0] in NARROW or dtypes[1] in NARROW
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
     given = (KeyStorage(page_table, key_scale, value_scale),) if is_special else ()
     run = _runner(query, key, value, is_special)
@@ -188,11 +189,6 @@ class KeyStorage(NamedTuple):
 
 
 CONTIGUOUS = KeyStorage()
-
-
-def is_narrow(tensor: Tensor) -> bool:
-    """Return True for keys or values that are narrower than queries may be."""
-    return getattr(tensor, "dtype", None) in NARROW
 
 
 def _overridden(*args: Any) -> Any:
@@ -289,7 +285,8 @@ def _run(
         )
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
         raise OptionError(f"return_aux expects an AuxRequest, got {return_aux!r}")
-    scale = read_scale(scale)
+    if scale is not None and type(scale) is not float:
+        scale = read_scale(scale)
     scope = current_scope()
     choices = read_choices(backend, kernel_options)
     if scope is not None:

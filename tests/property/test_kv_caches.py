@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo import utils as dynamo
 
 import flexc
 from flexc.errors import CacheError, DtypeError, OptionError, ShapeError
@@ -181,6 +182,31 @@ def test_nothing_is_compiled_as_a_cache_grows() -> None:
                 torch.testing.assert_close(out[0], key[0].repeat_interleave(2, 0))
             seen.append(dict(counters))
         assert seen[1] == seen[-1]
+
+
+def test_one_graph_of_torch_compile_serves_all_steps() -> None:
+    caches = [flexc.KVCache(2, HEADS, 32, DIM, layers=2) for _ in range(2)]
+
+    def step(cache: flexc.KVCache, query: Tensor, new: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
+        for layer in range(2):
+            cache.write(new * (layer + 1), new, layer=layer)
+            found.append(cache.attend(query, layer=layer))
+        return found
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch._dynamo.reset()
+    dynamo.counters.clear()
+    with torch.no_grad():
+        for _ in range(10):
+            query = torch.randn(2, HEADS * GROUP, 1, DIM)
+            new = torch.randn(2, HEADS, 1, DIM)
+            for cache in caches:
+                cache.extend(1)
+            found = compiled(caches[0], query, new)
+            wanted = step(caches[1], query, new)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert dynamo.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_prompt_in_parts_is_the_prompt() -> None:

@@ -241,9 +241,10 @@ class Attention:
         """
         mods = mods or self.trace()
         build = self.build()
-        if build not in mods.compiled:
-            mods.compiled[build] = Compiled(mods, build)
-        return mods.compiled[build]
+        found = mods.compiled.get(build)
+        if found is None:
+            found = mods.compiled[build] = Compiled(mods, build)
+        return found
 
     def trace(self) -> CapturedMods:
         """Return the traced mods."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
 from flexc.errors import (
@@ -110,6 +111,8 @@ def is_lazy(tensor: Tensor) -> bool:
     """Return True if memory does not hold a tensor's elements at its strides."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
     strided &= not tensor.is_quantized
+    if is_dynamo_compiling():  # Its graphs have no such tests of a tensor.
+        return not strided
     return not strided or tensor.is_neg() or tensor._is_zerotensor()
 
 

@@ -28,7 +28,7 @@ MOST = 1024
 """The number of keys and facts for which values are cached."""
 
 MOST_GUARDS = 8
-"""The number of guards of one key that are tried before facts are listed."""
+"""The number of guards of one key and shape that are tried before facts are listed."""
 
 LISTINGS_PER_GUARD = 64
 """The number of calls that list the facts of a dropped guard before it is made again.
@@ -39,7 +39,7 @@ current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ign
 count_of_modes = torch._C._len_torch_dispatch_stack
 count_of_function_modes = torch._C._len_torch_function_stack
 is_autocast_enabled = torch.is_autocast_enabled
-is_deterministic = torch.are_deterministic_algorithms_enabled
+is_deterministic: Any = torch._C._get_deterministic_algorithms  # pyright: ignore
 precision_of: Any = torch._C._get_fp32_precision_getter  # pyright: ignore
 """A function that returns the precision of fp32 products. Reading `torch.backends` is
 slower.
@@ -85,7 +85,10 @@ class FactsCache:
         self.most = most
         """The largest number of values. A full cache is cleared."""
         self._found: dict[Hashable, Found] = {}
-        self._guards: dict[Hashable, list[tuple[Guard, Found]]] = {}
+        self._guards: dict[Hashable, dict[Hashable, list[tuple[Guard, Found]]]] = {}
+        """Guards by key, and by the shape of the second tensor, the keys of a call. A
+        model with a growing cache has many lengths.
+        """
         self._last: dict[Hashable, Found] = {}
         """The last value that was made for each key."""
 
@@ -114,7 +117,7 @@ class FactsCache:
         key = (key, settings(device))
         guards = self._guards.get(key)
         if guards is not None:
-            for guard, found in guards:
+            for guard, found in guards.get(second_shape(tensors), ()):
                 if guard.holds(tensors):
                     found.repeats = True
                     return found.value
@@ -150,13 +153,21 @@ class FactsCache:
     def _guard(self, key: Hashable, tensors: Sequence[Any], found: Found) -> None:
         """Add a guard for facts that will likely repeat, and drop the oldest of many.
 
-        Guards are tried from the newest on, because lengths often grow. Comparing with
-        many takes longer than listing facts.
+        Comparing with many takes longer than listing facts.
         """
         guard = Guard.of(tensors)
         if guard is not None:
-            guards = self._guards.get(key, [])
-            self._guards[key] = [(guard, found), *guards[: MOST_GUARDS - 1]]
+            by_shape, shape = self._guards.setdefault(key, {}), second_shape(tensors)
+            guards = by_shape.get(shape, [])
+            by_shape[shape] = [(guard, found), *guards[: MOST_GUARDS - 1]]
+
+
+def second_shape(tensors: Sequence[Any]) -> Hashable:
+    """Return the shape of the second tensor, None if there is none."""
+    try:
+        return tensors[1].shape
+    except (IndexError, AttributeError, RuntimeError):
+        return None  # RuntimeError: strided nested tensors have no shape.
 
 
 class Guard:
@@ -172,6 +183,7 @@ class Guard:
         self._pick = itemgetter(*places) if len(places) < len(tensors) else None
         found = [tensors[i] for i in places]
         self._places = places_of([t.data_ptr() for t in found])
+        """The result of `places_of` for the addresses, which are valid and aligned."""
         static: Any = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
         self._check = TensorGuards(*found, **static).check
         others = [i for i in range(len(tensors)) if i not in places]
@@ -191,7 +203,10 @@ class Guard:
         found = [tensors[i] for i in places]
         if not found or (len(found) == 1 and len(tensors) > 1):
             return None  # `itemgetter` returns no tuple for one place.
-        if len(set(map(id, found))) < len(found) or _aligned_addresses(found) is None:
+        addresses = [t.data_ptr() for t in found]
+        if not all(addresses) or any(a % ALIGNMENT for a in addresses):
+            return None
+        if len(set(map(id, found))) < len(found):
             return None
         return cls(tensors, places)
 
@@ -209,19 +224,15 @@ class Guard:
                 return False  # torch's check ends the process: these have no strides.
         if not self._check(*tensors):
             return False
-        addresses = _aligned_addresses(tensors)
-        return addresses is not None and places_of(addresses) == self._places
-
-
-def _aligned_addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return the addresses of tensors, None unless all have memory and are aligned."""
-    addresses: list[int] = []
-    for tensor in tensors:
-        address = tensor.data_ptr()
-        if not address or address % ALIGNMENT:
-            return None
-        addresses.append(address)
-    return addresses
+        addresses: list[int] = []
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            if not address or address % ALIGNMENT:
+                return False
+            addresses.append(address)
+        if self._places is None:
+            return len(set(addresses)) == len(addresses)
+        return places_of(addresses) == self._places
 
 
 def places_of(addresses: Sequence[int]) -> list[int] | None:

@@ -17,6 +17,8 @@ from tests.support.pairwise import in_turn
 
 hf: Any = pytest.importorskip("transformers")
 
+from transformers.masking_utils import causal_mask_function  # noqa: E402
+
 from flexc.integrations.transformers import (  # noqa: E402
     FunctionMask,
     attention,
@@ -229,6 +231,29 @@ def test_no_tensor_holds_a_mask() -> None:
     assert mask.shape == (2, 1, 5, 7)
     assert not any(isinstance(v, Tensor) for v in vars(mask).values())
     assert make_mask(2, 5, 5, attention_mask=torch.ones(2, 5).bool()) is None
+
+
+def test_the_last_query_needs_no_causal_mask() -> None:
+    assert make_mask(2, 1, 7, 6, 0, causal_mask_function) is None
+    assert make_mask(2, 1, 7, 9, 3, causal_mask_function) is None
+    padding = torch.tensor([[False] + [True] * 6])
+    one: dict[str, Any] = {"batch_size": 1, "q_length": 1, "kv_length": 7}
+    others: list[dict[str, Any]] = [
+        {"q_offset": 5},
+        {"q_offset": torch.tensor(6)},
+        {"q_offset": 6, "attention_mask": padding},
+        {"q_offset": 6, "q_length": 2, "kv_length": 8},
+    ]
+    for given in others:
+        made = make_mask(**one | given, mask_function=causal_mask_function)
+        assert made is not None
+    query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 9, 16)
+    module = torch.nn.Identity()
+    found, wanted = (
+        attention(module, query, key, key, None, is_causal=causal)[0]
+        for causal in (True, False)
+    )
+    assert torch.equal(found, wanted)
 
 
 SHAPES = [(BATCH, 1, LENGTH, LENGTH), (1, 4, LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)]

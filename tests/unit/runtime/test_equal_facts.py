@@ -112,6 +112,11 @@ def test_any_number_of_tensors(count: int) -> None:
     assert len(kept) == 2
 
 
+def guards_of(kept: FactsCache) -> list[Guard]:
+    lists = (by_shape.values() for by_shape in kept._guards.values())
+    return [guard for one in lists for some in one for guard, _ in some]
+
+
 def test_guards_are_few() -> None:
     kept = FactsCache()
     lengths = range(1, 3 * MOST_GUARDS)
@@ -121,15 +126,15 @@ def test_guards_are_few() -> None:
                 kept.find("key", [torch.randn(n)], CPU, lambda t, *_: t[0].numel()) == n
             )
     assert len(kept) == len(lengths)
-    assert all(len(guards) <= MOST_GUARDS for guards in kept._guards.values())
+    found = guards_of(kept)
+    assert len(found) <= MOST_GUARDS
 
 
 def test_a_dropped_guard_comes_back() -> None:
     kept = FactsCache()
 
     def holds(n: int) -> bool:
-        guards = kept._guards.values()
-        return any(g.holds([torch.randn(n)]) for some in guards for g, _ in some)
+        return any(guard.holds([torch.randn(n)]) for guard in guards_of(kept))
 
     def find(n: int, times: int) -> None:
         for _ in range(times):
@@ -142,6 +147,15 @@ def test_a_dropped_guard_comes_back() -> None:
     assert not holds(1)
     find(1, LISTINGS_PER_GUARD)
     assert holds(1)
+
+
+def test_calls_of_many_lengths_keep_their_guards() -> None:
+    kept, query = FactsCache(), torch.randn(1)
+    lengths = range(1, 3 * MOST_GUARDS)
+    for n in (*lengths, *lengths):
+        kept.find("key", [query, torch.randn(n)], CPU, lambda t, *_: t[1].numel())
+    for n in lengths:
+        assert sum(g.holds([query, torch.randn(n)]) for g in guards_of(kept)) == 1
 
 
 def test_settings_of_torch_are_facts() -> None:
