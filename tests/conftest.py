@@ -61,13 +61,14 @@ def pytest_collection_modifyitems(
     """Drop what --every leaves out, and skip `gpu` tests on a machine without one.
 
     A checksum of names chooses: one in N in their order would have few values of a
-    parameter that changes fastest.
+    parameter that changes fastest. Tests marked `whole` keep all parameters.
     """
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in sorted(items, key=lambda item: crc32(item.nodeid.encode())):
         tests[item.nodeid.partition("[")[0]].append(item)
     every: int = config.option.every
     kept = {i for some in tests.values() for i in some[: -(-len(some) // every)]}
+    kept |= {item for item in items if "whole" in item.keywords}
     items[:] = [item for item in items if item in kept]
     if torch.cuda.is_available():
         return

@@ -113,8 +113,7 @@ def flex_attention_varlen(
     out, lse = found if return_lse else (found, None)
     # The derivative of `out[0]` would fill a tensor with zeros and copy to it.
     out = out.squeeze(0).transpose(0, 1)
-    if like is not None:
-        out = like(out)
+    out = out if like is None else like(out)
     return out if lse is None else (out, lse.squeeze(0))
 
 

@@ -14,6 +14,8 @@ import flexc
 from flexc import universe
 from flexc.runtime.inputs.options import BACKENDS
 
+pytestmark = pytest.mark.whole
+
 PACKAGE = Path(flexc.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
