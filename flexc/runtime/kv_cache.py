@@ -143,8 +143,9 @@ class Cache:
         """The position of each sequence's first token of the last `extend`."""
         places = torch.zeros(2, batch, 1, dtype=torch.int64, device=device)
         self._first = places.unbind()
-        """The indices in memory of the first tokens of the last `extend`, found once for
-        all layers. CUDA graphs of `write` read them.
+        """The indices in memory of the first tokens of the last `extend`.
+
+        All layers share them, and CUDA graphs of `write` read them.
         """
         self._known = [0] * batch
         """The lengths as the host counts them."""
