@@ -285,7 +285,7 @@ def _run(
         )
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
         raise OptionError(f"return_aux expects an AuxRequest, got {return_aux!r}")
-    if scale is not None and type(scale) is not float:
+    if scale is not None and type(scale) is not float:  # Any float is a factor.
         scale = read_scale(scale)
     scope = current_scope()
     choices = read_choices(backend, kernel_options)

@@ -140,7 +140,7 @@ class Attention:
         if given is not None and origin is None:
             return given
         if self.signature.mods == (None, None):
-            return given
+            return None
         compiled = replace(self, tables=None).compiled()
         captures = compiled.attention.arguments(self.signature.captures)
         compiled.reads.check(self.pairs, captures)

@@ -108,10 +108,13 @@ DENSE = "a tensor with its elements in memory"
 
 
 def is_lazy(tensor: Tensor) -> bool:
-    """Return True if memory does not hold a tensor's elements at its strides."""
+    """Return True if memory does not hold a tensor's elements at its strides.
+
+    While Dynamo traces, negated tensors and zeros count as others: it cannot ask.
+    """
     strided = tensor.layout is torch.strided and not tensor.is_nested
     strided &= not tensor.is_quantized
-    if is_dynamo_compiling():  # Its graphs have no such tests of a tensor.
+    if is_dynamo_compiling():
         return not strided
     return not strided or tensor.is_neg() or tensor._is_zerotensor()
 

@@ -260,6 +260,8 @@ def without_options(backend: str) -> Choices:
 
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """Return the choices for a backend and kernel options, or raise OptionError."""
+    if not isinstance(backend, str):
+        check_backend(backend)
     if kernel_options is None:
         return without_options(backend)
     check_mapping("kernel_options", kernel_options)

@@ -94,6 +94,8 @@ class ProofRule:
     """The value of the op's property that states the fact."""
     about_sizes: bool = True
     """True if the fact may hold for a call's sizes and fail for larger sizes."""
+    grows: bool = False
+    """True if the fact may fail for a call's sizes and hold for larger sizes."""
 
 
 def _of_both_mods(
@@ -168,7 +170,7 @@ def _sequences_are_long(
     assert op.sequences is not None
     *_, starts = op.sequences.get_values()
     shape, keys = facts[starts], sizes[3].hi + 1
-    return isinstance(shape, tuple) and keys >= LONG_SEQUENCE * (shape[0] - 1)
+    return isinstance(shape, tuple) and keys >= LONG_SEQUENCE * max(shape[0] - 1, 1)
 
 
 def _has_sequences(op: flex.AttentionOp, backend: str) -> bool:
@@ -181,7 +183,9 @@ PROOFS = {
     "score_range": ProofRule(
         _scores_are_narrow, _depends_on_numbers, _narrow_range, about_sizes=False
     ),
-    "long_sequences": ProofRule(_sequences_are_long, _has_sequences),
+    "long_sequences": ProofRule(
+        _sequences_are_long, _has_sequences, about_sizes=False, grows=True
+    ),
 }
 
 
@@ -199,6 +203,8 @@ class Prover:
             if proof.helps(self.attention, backend)
         }
         self.about_sizes = [n for n, p in self.proofs.items() if p.about_sizes]
+        self.rounds = not any(p.grows for p in self.proofs.values())
+        """True if proofs for larger sizes are tried first."""
         self.known: dict[Any, Proofs] = {}
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
@@ -210,6 +216,8 @@ class Prover:
         if not self.proofs:
             return Proofs()
         facts = [_describe(c) for c in captures]
+        if not self.rounds:
+            return self.remembered(sizes, facts)
         proofs = self.remembered(map(next_power_of_2, sizes), map(_about, facts))
         if all(getattr(proofs, name) for name in self.about_sizes):
             return proofs

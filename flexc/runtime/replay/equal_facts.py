@@ -129,9 +129,7 @@ class FactsCache:
         if found is None:
             return None if make is None else self._make(exact, tensors, make)
         found.repeats = True
-        if found.listings % LISTINGS_PER_GUARD == 0:
-            self._guard(key, tensors, found)
-        found.listings += 1
+        self._listed(key, tensors, found)
         return found.value
 
     def _make(
@@ -146,15 +144,18 @@ class FactsCache:
         found = Found(make(tensors, exact, is_known))
         self._found[exact] = self._last[key] = found
         if is_known:
-            self._guard(key, tensors, found)
-            found.listings = 1
+            self._listed(key, tensors, found)
         return found.value
 
-    def _guard(self, key: Hashable, tensors: Sequence[Any], found: Found) -> None:
-        """Add a guard for facts that will likely repeat, and drop the oldest of many.
+    def _listed(self, key: Hashable, tensors: Sequence[Any], found: Found) -> None:
+        """Count a listing of facts that will likely repeat, and guard them if due.
 
-        Comparing with many takes longer than listing facts.
+        The oldest of many guards of a shape is dropped, because comparing with many
+        takes longer than listing facts.
         """
+        found.listings += 1
+        if found.listings % LISTINGS_PER_GUARD != 1:
+            return
         guard = Guard.of(tensors)
         if guard is not None:
             by_shape, shape = self._guards.setdefault(key, {}), second_shape(tensors)
@@ -164,10 +165,10 @@ class FactsCache:
 
 def second_shape(tensors: Sequence[Any]) -> Hashable:
     """Return the shape of the second tensor, None if there is none."""
-    try:
-        return tensors[1].shape
-    except (IndexError, AttributeError, RuntimeError):
-        return None  # RuntimeError: strided nested tensors have no shape.
+    if len(tensors) < 2 or type(tensors[1]) not in PLAIN or tensors[1].is_nested:
+        return None
+    shape: torch.Size = tensors[1].shape
+    return shape
 
 
 class Guard:
@@ -224,7 +225,7 @@ class Guard:
                 return False  # torch's check ends the process: these have no strides.
         if not self._check(*tensors):
             return False
-        addresses: list[int] = []
+        addresses: list[int] = []  # As in `of`, but without a call.
         for tensor in tensors:
             address = tensor.data_ptr()
             if not address or address % ALIGNMENT:

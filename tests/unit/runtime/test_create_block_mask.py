@@ -173,6 +173,16 @@ def test_origin_is_remembered_until_something_changes() -> None:
     assert origin_of(ours) is None
 
 
+def test_a_mask_that_keeps_all_pairs_has_no_tables() -> None:
+    query = torch.randn(1, 2, 2048, 16)
+    plain = flexc.flex_attention(query, query, query)
+    mask = flexc.create_block_mask(noop_mask, None, None, 2048, 2048, "cpu")
+    before = counters.total()
+    found = flexc.flex_attention(query, query, query, block_mask=mask)
+    assert counters.total() == before
+    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+
+
 def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return q >= k
 

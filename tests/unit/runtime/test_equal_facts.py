@@ -158,6 +158,20 @@ def test_calls_of_many_lengths_keep_their_guards() -> None:
         assert sum(g.holds([query, torch.randn(n)]) for g in guards_of(kept)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_shapes_that_are_no_key() -> None:
+    kept, query = FactsCache(), torch.randn(4)
+    for _ in range(3):
+        kept.find("key", [query, torch.randn(4)], CPU, lambda *_: object())
+
+    class Lazy:
+        shape = (1, [2])
+
+    nested = torch.nested.nested_tensor([torch.randn(2)])
+    for other in (Lazy(), nested):
+        assert kept.find("key", [query, other], CPU, lambda *_: object()) is None
+
+
 def test_settings_of_torch_are_facts() -> None:
     kept = FactsCache()
     x = torch.randn(4), torch.randn(4)

@@ -167,6 +167,9 @@ def test_refused_options_of_compile(kwargs: dict[str, Any], message: str) -> Non
 def test_refused_backends_of_a_call() -> None:
     with pytest.raises(OptionError, match="got 'trition'; did you mean 'triton'"):
         attend(Q, Q, Q, backend="trition")
+    for options in (None, {}, {"BLOCK_M": 64}):
+        with pytest.raises(OptionError, match="backend expects one of auto"):
+            attend(Q, Q, Q, backend=["cpp"], kernel_options=options)
 
 
 INDUCTORS: tuple[dict[str, Any], ...] = (

@@ -244,7 +244,13 @@ def test_lengths_compile_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "long"),
-    [([4096], True), ([1, 2047], True), ([0, 1023, 1025], False), ([2] * 999, False)],
+    [
+        ([4096], True),
+        ([1, 2047], True),
+        ([700, 700], False),
+        ([0, 1023, 1025], False),
+        ([2] * 999, False),
+    ],
 )
 def test_sequences_are_long_by_their_mean(lengths: list[int], long: bool) -> None:
     total = sum(lengths)
