@@ -253,21 +253,17 @@ NO_CHOICES = Choices()
 
 @cache
 def without_options(backend: str) -> Choices:
-    """Return the choices for a backend, or raise OptionError."""
-    check_backend(backend)
     return Choices(backend)
 
 
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """Return the choices for a backend and kernel options, or raise OptionError."""
-    if not isinstance(backend, str):
-        check_backend(backend)
+    check_backend(backend)
     if kernel_options is None:
         return without_options(backend)
     check_mapping("kernel_options", kernel_options)
     if not kernel_options:
         return without_options(backend)
-    check_backend(backend)
     deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
     tiles = tile_options(kernel_options)
     ignored = tuple(name for name in kernel_options if is_ignored(name))

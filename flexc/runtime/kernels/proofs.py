@@ -92,10 +92,8 @@ class ProofRule:
     helps: Callable[[flex.AttentionOp, str], bool]
     states: Callable[[flex.AttentionOp], Attribute] = _flag
     """The value of the op's property that states the fact."""
-    about_sizes: bool = True
-    """True if the fact may hold for a call's sizes and fail for larger sizes."""
-    grows: bool = False
-    """True if the fact may fail for a call's sizes and hold for larger sizes."""
+    inherited: bool | None = True
+    """The outcome for some sizes that is also that of smaller sizes; None for both."""
 
 
 def _of_both_mods(
@@ -181,11 +179,9 @@ PROOFS = {
     "captures_inside": ProofRule(_of_both_mods(captures_inside), _has_guards_that_cost),
     "indices_fit": ProofRule(_of_both_mods(indices_fit), _has_wide_indices),
     "score_range": ProofRule(
-        _scores_are_narrow, _depends_on_numbers, _narrow_range, about_sizes=False
+        _scores_are_narrow, _depends_on_numbers, _narrow_range, inherited=None
     ),
-    "long_sequences": ProofRule(
-        _sequences_are_long, _has_sequences, about_sizes=False, grows=True
-    ),
+    "long_sequences": ProofRule(_sequences_are_long, _has_sequences, inherited=False),
 }
 
 
@@ -202,9 +198,6 @@ class Prover:
             for name, proof in PROOFS.items()
             if proof.helps(self.attention, backend)
         }
-        self.about_sizes = [n for n, p in self.proofs.items() if p.about_sizes]
-        self.rounds = not any(p.grows for p in self.proofs.values())
-        """True if proofs for larger sizes are tried first."""
         self.known: dict[Any, Proofs] = {}
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
@@ -216,10 +209,9 @@ class Prover:
         if not self.proofs:
             return Proofs()
         facts = [_describe(c) for c in captures]
-        if not self.rounds:
-            return self.remembered(sizes, facts)
         proofs = self.remembered(map(next_power_of_2, sizes), map(_about, facts))
-        if all(getattr(proofs, name) for name in self.about_sizes):
+        found = ((p.inherited, getattr(proofs, n)) for n, p in self.proofs.items())
+        if all(inherited in (None, outcome) for inherited, outcome in found):
             return proofs
         return self.remembered(sizes, facts)
 
