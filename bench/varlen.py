@@ -55,7 +55,7 @@ def by_document(
 
     def run(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
         heads: Any = (t.transpose(0, 1)[None] for t in (q, k, v))
-        return attend(*heads, block_mask=mask_of(cu))[0].transpose(0, 1)
+        return attend(*heads, block_mask=mask_of(cu)).squeeze(0).transpose(0, 1)
 
     return run
 

@@ -57,7 +57,7 @@ from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.copier import sliced
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.targets.target import OnePass
+from flexc.passes.targets.target import WIDE, OnePass
 from flexc.passes.tidy import erase_dead
 
 KINDS = {
@@ -78,10 +78,6 @@ BY_PAIR = (Coordinates.DISTANCE, Coordinates.PAIR)
 
 LARGE = (SumKind.DIAGONAL, SumKind.PAIRS)
 """Kinds of sums that may need more memory than all other tensors of a call."""
-
-
-WIDE = 128
-"""The widest head dim of which a GPU's registers hold two sums of a program's rows."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from flexc.errors import OptionError
 from flexc.passes.targets.target import (
+    WIDE,
     AttentionShape,
     Block,
     OnePass,
@@ -29,6 +30,9 @@ PART_ROWS = 64
 
 PART_WARPS = 4
 """The warps of a consumer, a warp group: it issues one product."""
+
+PAIR_ROWS, PAIR_COLUMNS = 128, 64
+"""The keys and queries of the kernel of all sums over pairs, for wide heads."""
 
 REGISTERS = 65536
 """The number of 32-bit registers of a multiprocessor."""
@@ -119,8 +123,20 @@ class GluonTarget(TritonTarget):
         if shape.bits > WIDTH or widest > WIDEST:
             return super().pair_sizes(shape, options)
         # A part's share of a sum by column has 64 columns or rows.
-        columns = 128 if widest <= 64 else 64
-        return within(TileSizes(128, columns, PART_WARPS, 2), shape.sparse_block)
+        columns = 128 if widest <= 64 else PAIR_COLUMNS
+        sizes = TileSizes(PAIR_ROWS, columns, PART_WARPS, 2)
+        return within(sizes, shape.sparse_block)
+
+    def derivative_block(
+        self, bits: int, widest: int, deterministic: bool
+    ) -> Block | None:
+        """Return the columns and rows of the one kernel of all sums, if there is one.
+
+        Its rows are keys.
+        """
+        if deterministic or bits > WIDTH or not NARROW < widest <= WIDE:
+            return super().derivative_block(bits, widest, deterministic)
+        return PAIR_COLUMNS, PAIR_ROWS
 
     def check(self, sizes: TileSizes, num_warps: int | None) -> None:
         """Refuse rows that are neither a power of 2 nor whole parts.

@@ -16,6 +16,9 @@ HOPPER_SHARED_MEMORY = 232_448
 See the CUDA C++ programming guide.
 """
 
+WIDE = 128
+"""The widest head dim of which a GPU's registers hold two sums of a program's rows."""
+
 Block = tuple[int, int]
 """The rows and columns of a block of a table."""
 
@@ -221,6 +224,15 @@ class Target(ABC):
     def planned_block(self, tile: TileSizes, is_given: bool) -> Block:
         """Return the size of a planned block; `is_given` if a user chose `tile`."""
         return tile.block_m, tile.block_n
+
+    def derivative_block(
+        self, bits: int, widest: int, deterministic: bool
+    ) -> Block | None:
+        """Return the size of a block that is planned for kernels of derivatives.
+
+        Return None if the blocks of attention serve them as well.
+        """
+        return None
 
 
 def next_power_of_2(n: int) -> int:

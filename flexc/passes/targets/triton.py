@@ -13,6 +13,7 @@ from typing import ClassVar
 from flexc.errors import OptionError
 from flexc.passes.targets.target import (
     AttentionShape,
+    Block,
     PairShape,
     SizeOptions,
     Target,
@@ -80,6 +81,10 @@ FULL_WARPS = 8
 
 PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
+
+
+DERIVATIVE_BLOCK = 128, 128
+"""The planned blocks for sums over pairs of 16 bits: rows and columns of any tile."""
 
 
 def column_parts(dim: int, bits: int) -> tuple[int, ...]:
@@ -170,6 +175,12 @@ class TritonTarget(Target):
             return held <= options.shared_memory
 
         return fitted(choices, shape.sparse_block, divisor, fits)
+
+    def derivative_block(
+        self, bits: int, widest: int, deterministic: bool
+    ) -> Block | None:
+        """Return blocks of whole tiles, which are larger than those of short rows."""
+        return DERIVATIVE_BLOCK if bits <= 16 else None
 
     def check(self, sizes: TileSizes, num_warps: int | None) -> None:
         check_powers_of_2(sizes)

@@ -15,7 +15,7 @@ from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall, Stored
 from flexc.passes.flex.score_factor import SAFE_FACTORS
 from flexc.passes.targets import cpp, gluon
-from flexc.passes.targets.target import F32Precision
+from flexc.passes.targets.target import Block, F32Precision
 from flexc.runtime.inputs.arguments import NO_SCALES, Outputs, Pages, Scales, Tables
 from flexc.runtime.inputs.listed_blocks import check_listed
 from flexc.runtime.inputs.options import BACKENDS, NO_CHOICES, Backend, Choices
@@ -121,7 +121,7 @@ class Attention:
         also listed for each block of keys.
         """
         tables = self.tables
-        lacks_columns = both and tables is not None and tables.columns is None
+        lacks_columns = both and tables is not None and not tables.serve_derivatives
         if self.resolved and not lacks_columns:
             return self
         block = tables and tables.block_size if self.resolved else self.block()
@@ -129,7 +129,13 @@ class Attention:
             self, tables=block and self._kept_tables(block, both), resolved=True
         )
 
-    def block(self) -> tuple[int, int] | None:
+    def for_derivatives(self) -> Attention:
+        """Return this call with the tables that kernels of its derivatives read."""
+        call = self.resolve_tables(both=True)
+        derived = call.tables and call.tables.derivative
+        return call if derived is None else replace(call, tables=derived)
+
+    def block(self) -> Block | None:
         """Return the size of the blocks that kernels read from tables, or None.
 
         Blocks that flexc made are planned again if finer blocks suit the kernel. If the
@@ -141,8 +147,7 @@ class Attention:
             return given
         if self.signature.mods == (None, None):
             return None
-        compiled = replace(self, tables=None).compiled()
-        captures = compiled.attention.arguments(self.signature.captures)
+        compiled, captures = self._without_tables()
         compiled.reads.check(self.pairs, captures)
         if self.computed_by.is_dense:
             return given
@@ -157,6 +162,11 @@ class Attention:
             return block
         is_finer = block[0] <= given[0] and block[1] <= given[1]
         return block if is_finer and origin.is_current() else given
+
+    def _without_tables(self) -> tuple[Compiled, list[Any]]:
+        """Return the compiled call that reads no tables, and the captures it reads."""
+        compiled = replace(self, tables=None).compiled()
+        return compiled, compiled.attention.arguments(self.signature.captures)
 
     @property
     def may_split(self) -> bool:
@@ -173,7 +183,7 @@ class Attention:
             return True
         return self.few_rows[0] == 1 and self.tables is None
 
-    def _kept_tables(self, block: tuple[int, int], both: bool) -> Tables:
+    def _kept_tables(self, block: Block, both: bool) -> Tables:
         """Return the tables for blocks of a size, kept in the notes of a BlockMask.
 
         While a CUDA graph is captured, the tables are made anew in the graph. So the
@@ -185,15 +195,15 @@ class Attention:
             return self._find_tables(block, both)
         query, stream = self.query, stream_of(self.query.device)
         kind = (block, query.shape[:3], self.key.size(2), self.few_rows)
-        kind = (*kind, query.device, stream, self.backend)
+        kind = (*kind, query.device, stream, self.backend, self.deterministic)
         kept: Tables | None = notes.kept.get(kind)
-        if kept is not None and (kept.columns is not None or not both):
+        if kept is not None and (kept.serve_derivatives or not both):
             return kept
         found = self._find_tables(block, both)
         notes.keep(kind, found)
         return found
 
-    def _find_tables(self, block: tuple[int, int], both: bool) -> Tables:
+    def _find_tables(self, block: Block, both: bool) -> Tables:
         """Return the tables for blocks of a size: the given ones, or planned ones."""
         query, key, tables = self.query, self.key, self.tables
         if tables is None or block != tables.block_size:
@@ -203,20 +213,23 @@ class Attention:
             if not self.resolved and tables.origin is None and tables.packed is None:
                 # Tables that flexc did not make may list any numbers.
                 check_listed(tables.tensors, -(-key.size(2) // block[1]))
-        if both and found.columns is None:
+        if both and not found.serve_derivatives:
             columns = column_tables(found, query, key)
             found = replace(found, columns=columns, packed=None)
         return found.bare
 
-    def _plan(self, block: tuple[int, int], both: bool) -> Tables:
+    def _plan(self, block: Block, both: bool) -> Tables:
         """Plan the blocks of a mask without bounds, from its captures."""
         own = self.tables and self.tables.origin
+        compiled, captures = self._without_tables()
+        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         signature = read_mods(None, own.mask_mod) if own else self.signature
         return plan_tables(
             signature,
             self.query,
             self.key,
             block,
+            mask.derivative_block(block, self.deterministic),
             backend=self.backend,
             refine=own is not None,
             mods=None if own else self.trace(),
@@ -224,7 +237,7 @@ class Attention:
             meanwhile=lambda: None if both else self._start_listed(block),
         )
 
-    def _start_listed(self, block: tuple[int, int]) -> None:
+    def _start_listed(self, block: Block) -> None:
         """Start to compile the kernel for tables that are being planned.
 
         With split keys, the kernel depends on the tables, so it must wait for them.

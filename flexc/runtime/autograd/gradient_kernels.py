@@ -15,11 +15,10 @@ from xdsl.ir import Attribute
 from flexc.dialects import flex
 from flexc.dialects.flex import SumKind
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
-from flexc.passes.flex.flex_expand_derivatives import WIDE
 from flexc.passes.flex.flex_infer_facts import score_growth_is_bounded
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.targets import target_named
-from flexc.passes.targets.target import OnePass, next_power_of_2
+from flexc.passes.targets.target import WIDE, OnePass, next_power_of_2
 from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.autograd.captured_places import Sizes
 from flexc.runtime.autograd.derivatives import (
@@ -67,7 +66,7 @@ class DerivativeFacts:
     """The facts of a call that its derivatives depend on, known before it runs."""
 
     def __init__(self, call: Attention):
-        self.call = call.resolve_tables(both=True)
+        self.call = call.for_derivatives()
         self.compiled = self.call.compiled()
         self.columns = self.call.tables and self.call.tables.columns
         self.captures = self.compiled.attention.arguments(call.signature.captures)

@@ -83,14 +83,20 @@ class Tables:
     """The notes of the BlockMask that the tables were read from."""
     columns: Tables | None = None
     """The same blocks, listed for each block of keys, if both were planned together."""
-    packed: Packed | None = None
-    """The one tensor that holds the tables and those of the columns, if they were
-    planned.
+    derivative: Tables | None = None
+    """The tables for derivatives, with columns, if these have blocks of another size.
     """
+    packed: Packed | None = None
+    """The one tensor that holds all tables, if they were planned."""
+
+    @property
+    def serve_derivatives(self) -> bool:
+        """True if there are tables of columns, which derivatives need."""
+        return self.columns is not None or self.derivative is not None
 
     @property
     def all_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that hold the tables of rows and of columns."""
+        """The tensors that hold all tables."""
         if self.packed is not None:
             return (self.packed.tensor,)
         return self.tensors + (() if self.columns is None else self.columns.tensors)
@@ -99,9 +105,7 @@ class Tables:
     def bare(self) -> Tables:
         """The tables without a reference to the BlockMask, as kept for later calls."""
         columns = self.columns and Tables(self.columns.tensors, self.columns.block_size)
-        return Tables(
-            self.tensors, self.block_size, columns=columns, packed=self.packed
-        )
+        return replace(self, origin=None, notes=None, columns=columns)
 
 
 DENSE = "a tensor with its elements in memory"

@@ -99,12 +99,15 @@ class TablesLayout:
     `list_blocks` and `order` compute the same places.
     """
 
-    def __init__(self, shape: tuple[int, ...], both: bool):
+    def __init__(self, shape: tuple[int, ...], both: bool, start: int = 0):
         b, h, rows, columns = shape
+        self.both = both
+        """True if there are tables of columns."""
         lines = [(rows, columns), (columns, rows)] if both else [(rows, columns)]
         self.places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
         """The shape, strides and offset of each table."""
-        self.size = 0
+        self.start = self.end = start
+        """The first element of the tables in their memory, and the end."""
         self.programs = sum(-(-n // LINES) for n, _ in lines)
         """The number of programs that fill the tables of a batch and head."""
         for n, entries in lines:
@@ -115,12 +118,12 @@ class TablesLayout:
                 )
 
     def _add(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        self.places.append((shape, strides, self.size))
-        self.size += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        self.places.append((shape, strides, self.end))
+        self.end += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return uninitialized memory for all tables."""
-        return torch.empty(self.size, dtype=torch.int32, device=device)
+        """Return uninitialized memory for all tables up to the end of these."""
+        return torch.empty(self.end, dtype=torch.int32, device=device)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
         return [buffer.as_strided(*place) for place in self.places]

@@ -32,7 +32,10 @@ from flexc.dialects import flex
 from flexc.dialects.flex import AttentionOp
 from flexc.dialects.mod_region import is_scalar
 from flexc.passes.flex import flex_infer_facts
-from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_blocksparse import (
+    ConvertFlexToBlocksparsePass,
+    attention_shape,
+)
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.flex.score_factor import narrow_scores
@@ -42,7 +45,7 @@ from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.targets.target import TileSizes, next_power_of_2
+from flexc.passes.targets.target import Block, TileSizes, next_power_of_2
 from flexc.runtime.inputs.options import BACKENDS
 
 Fact = Known | float
@@ -277,24 +280,37 @@ class MaskReading:
     classifier: Proof[Classifier] | None
     """The classifier of blocks; None if the mask has bounds."""
     tile: TileSizes
-    planned_block: tuple[int, int]
+    planned_block: Block
     """The rows and columns of a planned block.
 
     They are multiples of the tile of a kernel that reads tables. On a CPU, the number
     of columns is free.
     """
+    derivative_blocks: tuple[Block | None, Block | None]
+    """The same for derivatives, and for deterministic ones, if they have others."""
 
     def is_planned(self, sizes: Sequence[int]) -> bool:
         """Return True if a call of (batch, heads, q_len, kv_len) plans its blocks."""
         many = math.prod(sizes) >= MIN_PLANNED_PAIRS
         return many and isinstance(self.classifier, Proven)
 
-    def block_for(self, q_len: int, kv_len: int) -> tuple[int, int]:
+    def block_for(self, q_len: int, kv_len: int) -> Block:
         """Return the rows and columns of a planned block for these lengths."""
         m, n = self.planned_block
         while -(-q_len // m) * -(-kv_len // n) > MAX_PLANNED_BLOCKS:
             m, n = 2 * m, 2 * n
         return m, n
+
+    def derivative_block(self, block: Block, deterministic: bool) -> Block | None:
+        """Return the rows and columns of the blocks that are planned for derivatives.
+
+        Return None if they are the planned `block`.
+        """
+        wanted = self.derivative_blocks[deterministic]
+        if wanted is None:
+            return None
+        m, n = map(max, wanted, block)
+        return None if (m, n) == block else (m, n)
 
 
 def read_mask(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> MaskReading:
@@ -305,12 +321,25 @@ def read_mask(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> MaskRea
     if not has_bounds:
         length, fits = op.fact("max_length", full(32).hi), op.indices_fit is not None
         classifier = build_classifier(op.mask_mod, length, fits)
-    trivial, block = is_always_true(op.mask_mod), _planned_block(op, convert)
-    return MaskReading(trivial, has_bounds, classifier, tile, block)
+    return MaskReading(
+        is_always_true(op.mask_mod),
+        has_bounds,
+        classifier,
+        tile,
+        _planned_block(op, convert),
+        _derivative_blocks(op, convert),
+    )
 
 
-def _planned_block(
-    op: AttentionOp, convert: ConvertFlexToBlocksparsePass
-) -> tuple[int, int]:
+def _planned_block(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> Block:
     tile = convert.tile_sizes(op, short_rows=True)
     return convert.rules.planned_block(tile, convert.block_m is not None)
+
+
+def _derivative_blocks(
+    op: AttentionOp, convert: ConvertFlexToBlocksparsePass
+) -> tuple[Block | None, Block | None]:
+    shape = attention_shape(op)
+    widest = max(shape.head_dim, shape.value_dim)
+    rule = convert.rules.derivative_block
+    return rule(shape.bits, widest, False), rule(shape.bits, widest, True)

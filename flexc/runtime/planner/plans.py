@@ -30,7 +30,7 @@ from flexc.passes.scalar.variation import (
     Dependences,
     yielded,
 )
-from flexc.passes.targets.target import LoweringOptions
+from flexc.passes.targets.target import Block, LoweringOptions
 from flexc.runtime.inputs.listed_blocks import TablesLayout
 from flexc.runtime.inputs.tensor_facts import (
     MAX_NARROW_OFFSET,
@@ -71,6 +71,18 @@ class Problem:
     kv_len: int
     q_block: int
     kv_block: int
+    derivative_block: Block | None = None
+    """The rows and columns of a block of the tables for derivatives, None if all tables
+    have the same blocks.
+    """
+
+    @property
+    def of_derivatives(self) -> Problem | None:
+        """The problem for the blocks of derivatives, if they are others."""
+        if self.derivative_block is None:
+            return None
+        q_block, kv_block = self.derivative_block
+        return replace(self, q_block=q_block, kv_block=kv_block, derivative_block=None)
 
     @cached_property
     def rows(self) -> int:
@@ -252,28 +264,24 @@ class Planning:
         """Start to compile the kernels of `classify`."""
         self.kernels.start("summarize", "classify", *("sample",) * self.refine)
 
-    def start_tables(self, both: bool) -> None:
+    def start_tables(self, layout: TablesLayout) -> None:
         """Start to compile the kernels of `list_blocks`."""
-        if self.summarizes_itself(both):
+        if self.summarizes_itself(layout):
             self.kernels.start("list_rows")
         else:
             self.kernels.start("summarize", "list_blocks")
 
-    def summarizes_itself(self, both: bool) -> bool:
+    def summarizes_itself(self, layout: TablesLayout) -> bool:
         """Return True if each program summarizes all columns."""
-        return not both and self.problem.columns <= MOST_SUMMARIZED
+        return not layout.both and self.problem.columns <= MOST_SUMMARIZED
 
-    def list_blocks(self, both: bool) -> tuple[Tensor, TablesLayout]:
-        """Return the tables of live blocks, of rows or also of columns."""
-        problem = self.problem
-        layout = TablesLayout((*self.lead, problem.rows, problem.columns), both)
-        memory = layout.empty(self.device)
-        if self.summarizes_itself(both):
+    def list_blocks(self, layout: TablesLayout, memory: Tensor) -> None:
+        """Fill the tables of live blocks, in memory that starts with them."""
+        if self.summarizes_itself(layout):
             self.run("list_rows", layout.programs, [*self.arguments(0), memory])
         else:
             args = [*self.arguments(0), None, None, *self.summaries, memory]
             self.run("list_blocks", layout.programs, args)
-        return memory, layout
 
     @cached_property
     def summaries(self) -> tuple[Tensor, ...]:
@@ -343,6 +351,22 @@ MOST_ORDERED = 1 << 16
 
 With more blocks, tables are as wide as the fullest row.
 """
+
+
+def layouts_of(problem: Problem, both: bool) -> list[TablesLayout]:
+    """Return the layouts of all tables of a problem, one after the other in memory.
+
+    With `both`, the last one has tables of columns.
+    """
+    derived = problem.of_derivatives if both else None
+    first = TablesLayout(_shape(problem), both and derived is None)
+    if derived is None:
+        return [first]
+    return [first, TablesLayout(_shape(derived), True, first.end)]
+
+
+def _shape(problem: Problem) -> tuple[int, int, int, int]:
+    return problem.batches, problem.heads, problem.rows, problem.columns
 
 
 def is_ordered(problem: Problem, device: torch.device) -> bool:

@@ -23,7 +23,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.passes import pipelines
 from flexc.passes.flex.planning.kernel_builder import DEAD, FULL, PARTIAL
 from flexc.passes.flex.planning.tables import build_order
-from flexc.passes.targets.target import LoweringOptions
+from flexc.passes.targets.target import Block, LoweringOptions
 from flexc.runtime.inputs.arguments import (
     Packed,
     Tables,
@@ -42,7 +42,13 @@ from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.driver import compile_kernel, kernel_key, trace_mods
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.planner.plans import Planning, Problem, find_plan, is_ordered
+from flexc.runtime.planner.plans import (
+    Planning,
+    Problem,
+    find_plan,
+    is_ordered,
+    layouts_of,
+)
 from flexc.runtime.process.recent import Background, Recent
 
 BLOCKS_OF_A_PROGRAM = 256
@@ -139,7 +145,8 @@ def plan_tables(
     signature: ModSignature,
     query: Tensor,
     key: Tensor,
-    block_size: tuple[int, int] = (128, 128),
+    block_size: Block = (128, 128),
+    derivative_block: Block | None = None,
     *,
     backend: str = "auto",
     refine: bool = False,
@@ -149,8 +156,9 @@ def plan_tables(
 ) -> Tables:
     """Return the partial and the full blocks of each block of rows of a call's mask.
 
-    With `both`, the `columns` of the tables list the blocks for each block of keys.
-    `meanwhile` is called while kernels are compiled.
+    With `both`, blocks are also listed for each block of keys: in the `columns` of the
+    tables, or of those for derivatives if `derivative_block` is given. `meanwhile` is
+    called while kernels are compiled.
 
     `signature` belongs to `(score_mod, mask_mod)`. `mods` is its trace, or None to
     trace now. If the mask is the same for all batches, or heads, tables have one batch,
@@ -158,7 +166,7 @@ def plan_tables(
     full; a block that extends past the last column may not.
     """
     b, h, q_len = query.shape[:3]
-    problem = Problem(b, h, q_len, key.size(2), *block_size)
+    problem = Problem(b, h, q_len, key.size(2), *block_size, derivative_block)
     device = query.device
     backend = resolve_backend(backend, device)
     if mods is None:
@@ -180,31 +188,63 @@ def plan_problem(
 ) -> Tables:
     """Return the tables of a problem for a traced mask."""
     plan = find_plan(signature, mods, problem, device, backend)
-    whole = (problem.rows, problem.kv_len // problem.kv_block)
-    planning = Planning.of(plan, signature, problem, device, whole, refine)
-    orders = is_ordered(planning.problem, device)
-    if orders and not refine:
-        planning.start_tables(both)
+
+    def planning_of(problem: Problem) -> Planning:
+        whole = (problem.rows, problem.kv_len // problem.kv_block)
+        return Planning.of(plan, signature, problem, device, whole, refine)
+
+    planning = planning_of(problem)
+    if not is_ordered(planning.problem, device):
+        planning.start_classes()
         meanwhile()
-        return unpacked(*planning.list_blocks(both), problem)
-    planning.start_classes()
-    if orders:
-        start_order(device, backend)
-        meanwhile()
-        classes = planning.classify(0, problem.rows)
-        return unpacked(*order(classes, backend, both), problem)
+        tables = [t for table in listed_by_rows(planning) for t in table]
+        if both:
+            tables += transposed(tables, problem.rows, problem.columns)
+        return listing(tables, problem)
+    layouts = layouts_of(planning.problem, both)
+    parts = [(planning, layouts[0])]
+    if len(layouts) > 1 and (derived := problem.of_derivatives):
+        parts.append((planning_of(derived), layouts[1]))
+    for part, layout in parts:
+        start_kernels(part, layout, backend)
     meanwhile()
-    tables = [t for table in listed_by_rows(planning) for t in table]
-    if both:
-        tables += transposed(tables, problem.rows, problem.columns)
-    return listing(tables, problem)
+    memory = layouts[-1].empty(device)
+    for part, layout in parts:
+        fill(part, layout, memory[layout.start : layout.end], backend)
+    return unpacked(memory, layouts, problem)
 
 
-def unpacked(packed: Tensor, layout: TablesLayout, problem: Problem) -> Tables:
+def start_kernels(planning: Planning, layout: TablesLayout, backend: str) -> None:
+    """Start to compile the kernels of `fill`."""
+    if planning.refine:
+        planning.start_classes()
+        start_order(planning.device, backend)
+    else:
+        planning.start_tables(layout)
+
+
+def fill(
+    planning: Planning, layout: TablesLayout, memory: Tensor, backend: str
+) -> None:
+    """Fill tables with the live blocks of each line in ascending order."""
+    if planning.refine:
+        order(planning.classify(0, planning.problem.rows), layout, memory, backend)
+    else:
+        planning.list_blocks(layout, memory)
+
+
+def unpacked(
+    packed: Tensor, layouts: Sequence[TablesLayout], problem: Problem
+) -> Tables:
     """Return the tables that lie in one tensor."""
-    unpack = partial(unpacked, layout=layout, problem=problem)
-    made = listing(layout.views(packed), problem)
-    return replace(made, packed=Packed(packed, unpack))
+    unpack = partial(unpacked, layouts=layouts, problem=problem)
+    made = listing(layouts[0].views(packed), problem)
+    derived = problem.of_derivatives if len(layouts) > 1 else None
+    return replace(
+        made,
+        derivative=derived and listing(layouts[1].views(packed), derived),
+        packed=Packed(packed, unpack),
+    )
 
 
 def listing(tables: Sequence[Tensor], problem: Problem) -> Tables:
@@ -240,19 +280,18 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
     With `both`, return the same for each column after that. Each row lists its live
     blocks in ascending order and then all other blocks, as in torch's tables.
     """
-    memory, layout = order(classes, backend, both)
+    layout = TablesLayout(tuple(classes.shape), both)
+    memory = layout.empty(classes.device)
+    order(classes, layout, memory, backend)
     return layout.views(memory)
 
 
-def order(classes: Tensor, backend: str, both: bool) -> tuple[Tensor, TablesLayout]:
-    """Return the memory of the tables of `ordered`, and their layout in it."""
-    layout = TablesLayout(tuple(classes.shape), both)
-    memory = layout.empty(classes.device)
+def order(classes: Tensor, layout: TablesLayout, memory: Tensor, backend: str) -> None:
+    """Fill the tables of `ordered`, in memory that starts with them."""
     kernel = order_kernel(build_of(NO_CALL, classes.device, backend)).get()
     threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
     b, h = classes.shape[:2]
     kernel.run(b, h, layout.programs, [classes, memory], threads=threads)
-    return memory, layout
 
 
 def start_order(device: torch.device, backend: str) -> None:

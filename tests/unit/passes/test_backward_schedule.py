@@ -26,8 +26,7 @@ from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
-from flexc.passes.flex.flex_expand_derivatives import WIDE
-from flexc.passes.targets.target import LoweringOptions, OnePass
+from flexc.passes.targets.target import WIDE, LoweringOptions, OnePass
 from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.autograd.gradient_kernels import roles_of
 from flexc.runtime.autograd.gradient_programs import expand

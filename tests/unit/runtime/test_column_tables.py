@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 import flexc
 from flexc.errors import BlockMaskError
 from flexc.frontend.closures import read_mods
-from flexc.passes.targets.cpp import PLANNED_BLOCK
+from flexc.passes.targets.cpp import PLANNED_BLOCK, CppTarget
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
@@ -35,6 +35,7 @@ from flexc.runtime.planner.tables import (
     transposed,
 )
 from tests.support.block_tables import listed_blocks
+from tests.support.dense_gradients import attention as dense_attention
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 200, 330
 BLOCK = (16, 32)
@@ -172,6 +173,42 @@ def test_planned_masks_are_planned_for_both() -> None:
     verify(alone, column_tables(alone, query, key))
 
 
+@pytest.mark.parametrize("refine", [False, True])
+def test_derivatives_have_blocks_of_their_own(refine: bool) -> None:
+    query, key = inputs()
+    signature = read_mods(None, document_mask)
+
+    def planned(*blocks: tuple[int, int], both: bool) -> Tables:
+        return plan_tables(signature, query, key, *blocks, refine=refine, both=both)
+
+    coarse = 48, 64
+    alone, derived = planned(BLOCK, both=False), planned(coarse, both=True)
+    both = planned(BLOCK, coarse, both=True)
+    assert both.packed is not None
+    for found in (both, both.packed.unpack(both.packed.tensor)):
+        assert found.columns is None
+        assert found.derivative is not None
+        assert found.derivative.block_size == coarse
+        same(found, alone)
+        same(found.derivative, derived)
+        assert found.derivative.columns is not None
+        assert derived.columns is not None
+        same(found.derivative.columns, derived.columns)
+    assert planned(BLOCK, coarse, both=False).derivative is None
+
+
+def same(tables: Tables, expected: Tables) -> None:
+    """Both list the same blocks."""
+    assert tables.block_size == expected.block_size
+    lines, entries = expected.tensors[1].shape[-2:]
+    pairs = zip(
+        listed(tables.tensors, lines, entries),
+        listed(expected.tensors, lines, entries),
+        strict=True,
+    )
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
 @pytest.mark.parametrize("columns", [1, 32, 33, MOST_SUMMARIZED, MOST_SUMMARIZED + 1])
 def test_all_kernels_list_the_same(columns: int) -> None:
     """Those that summarize by themselves, from summaries, and from classes."""
@@ -304,3 +341,47 @@ def test_entries_that_do_not_count_may_be_anything() -> None:
     block_mask.kv_indices[~used] = 1 << 30
     found, _, _ = run(attention(block_mask))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("way", ["inline", "block mask", "torch.compile"])
+def test_gradients_with_blocks_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """As on a GPU, where kernels of derivatives have larger tiles."""
+    block, used = (4 * PLANNED_BLOCK[0], 384), set[Any]()
+    monkeypatch.setattr(CppTarget, "derivative_block", lambda *_: block)
+    resolve = Attention.for_derivatives
+
+    def for_derivatives(call: Attention) -> Attention:
+        found = resolve(call)
+        used.add(found.tables and found.tables.block_size)
+        return found
+
+    monkeypatch.setattr(Attention, "for_derivatives", for_derivatives)
+    length = 1500
+    ids = (torch.arange(length) // 190).to(torch.int32)
+
+    def document(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (ids[q_idx] == ids[kv_idx]) & (q_idx >= kv_idx)
+
+    lengths: Any = None, None, length, length, "cpu"
+
+    def attend(*inputs: Tensor) -> Tensor:
+        kept: Any = {"mask_mod": document}
+        if way == "block mask":
+            kept = {"block_mask": flexc.create_block_mask(document, *lengths)}
+        found: Any = flexc.flex_attention(*inputs, **kept)
+        return found
+
+    torch.manual_seed(2)
+    inputs = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
+    run = torch.compile(attend, backend="flexc") if way == "torch.compile" else attend
+    expected = dense_attention(*inputs, None, document).out
+    d_out = torch.randn_like(inputs[0])
+    right = torch.autograd.grad(expected, inputs, d_out)
+    for _ in range(3):  # Later calls are replayed.
+        out = run(*inputs)
+        found = torch.autograd.grad(out, inputs, d_out)
+        for a, b in zip((out, *found), (expected, *right), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+    assert used == {block}

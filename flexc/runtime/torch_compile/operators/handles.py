@@ -13,7 +13,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from flexc.runtime.attention.call import Outputs
 from flexc.runtime.inputs.arguments import Packed, Tables, broadcast_tables
 from flexc.runtime.inputs.listed_blocks import TablesLayout
 from flexc.runtime.inputs.options import Choices, kernel_options, read_choices
-from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.plans import Problem, layouts_of
 from flexc.runtime.planner.tables import unpacked
 from flexc.runtime.process.cache import versions
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
@@ -44,16 +44,19 @@ class PlannedBlocks(NamedTuple):
     """True if tables may differ between batches."""
     by_head: bool
 
+    derivative_block: tuple[int, int] | None = None
+
     def problem(self, sizes: Sequence[int]) -> Problem:
         """Return the problem to plan for (batch, heads, q_len, kv_len)."""
         batch, heads, q_len, kv_len = sizes
-        return Problem(batch, heads, q_len, kv_len, *self.block)
+        block = *self.block, self.derivative_block
+        return Problem(batch, heads, q_len, kv_len, *block)
 
-    def layout(self, problem: Problem) -> TablesLayout:
-        """Return the layout of the tables in their tensor."""
+    def layouts(self, problem: Problem) -> list[TablesLayout]:
+        """Return the layouts of the tables in their tensor."""
         batch = problem.batches if self.by_batch else 1
         heads = problem.heads if self.by_head else 1
-        return TablesLayout((batch, heads, problem.rows, problem.columns), both=True)
+        return layouts_of(replace(problem, batches=batch, heads=heads), both=True)
 
     def packed(self, tensor: Tensor, sizes: Sequence[int]) -> Tables:
         """Return tables that lie in one tensor. Use `unpack` to split it."""
@@ -65,7 +68,7 @@ class PlannedBlocks(NamedTuple):
 
     def unpack(self, packed: Tensor, sizes: Sequence[int]) -> Tables:
         problem = self.problem(sizes)
-        return unpacked(packed, self.layout(problem), problem)
+        return unpacked(packed, self.layouts(problem), problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +183,7 @@ def read(handle: str) -> Constants:
             Outputs(*parts["outputs"]),
             read_choices(parts["backend"], parts["options"]),
             parts["columns"],
-            blocks and PlannedBlocks(tuple(blocks[0]), *blocks[1:]),
+            blocks and PlannedBlocks(*map(_hashable, blocks)),
         )
     except FlexcError:
         raise
@@ -188,6 +191,11 @@ def read(handle: str) -> Constants:
         raise TracingError(
             f"a program's attention cannot be read ({error!r}); export it again"
         ) from None
+
+
+def _hashable(value: Any) -> Any:
+    """Return the tuple of a list, and other values unchanged."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _written_graph(gm: GraphModule | None) -> Any:

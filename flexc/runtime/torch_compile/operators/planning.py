@@ -46,12 +46,13 @@ def choose_blocks(call: Attention) -> PlannedBlocks | None:
     if mask.has_bounds or not mask.is_planned(sizes):
         return None
     device, backend = call.query.device, call.backend
-    problem = Problem(*sizes, *mask.block_for(*sizes[2:]))
+    block = mask.block_for(*sizes[2:])
+    problem = Problem(*sizes, *block)
     along = find_plan(call.signature, call.trace(), problem, device, backend).along
     if not is_ordered(collapsed(problem, along), device):
         return None
-    block = problem.q_block, problem.kv_block
-    return PlannedBlocks(block, Along.BATCH in along, Along.HEAD in along)
+    derived = mask.derivative_block(block, call.deterministic)
+    return PlannedBlocks(block, Along.BATCH in along, Along.HEAD in along, derived)
 
 
 def plan(
@@ -84,7 +85,7 @@ def plan_fake(*args: Any) -> Tensor:
     _, sizes, _, handle, device = args
     blocks = lookup(handle).blocks
     assert blocks is not None
-    return blocks.layout(blocks.problem(sizes)).empty(device)
+    return blocks.layouts(blocks.problem(sizes))[-1].empty(device)
 
 
 def with_planned(traced: TracedAttention) -> TracedAttention:
