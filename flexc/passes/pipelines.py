@@ -78,10 +78,10 @@ from flexc.passes.tile.captured_loads import TileExpandCapturesPass, TileReadInP
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMathPass
 from flexc.passes.tile.tile_access import TileMaterializeParamsPass
-from flexc.passes.tile.tile_launch_early import TileLaunchEarlyPass
 from flexc.passes.tile.tile_split_columns import TileSplitColumnsPass
 from flexc.passes.tile.tile_split_maps import (
     TileHoistFromBranchesPass,
+    TileLaunchEarlyPass,
     TileReadAheadPass,
     TileSplitMapsPass,
 )

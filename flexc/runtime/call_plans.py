@@ -38,6 +38,7 @@ from flexc.runtime.autograd.template import (
     join_tables,
     split,
 )
+from flexc.runtime.growing import PLACES, find, kind_of, remember
 from flexc.runtime.inputs.arguments import Results, Tables
 from flexc.runtime.inputs.notes import MAX_KEPT, Capture, Notes
 from flexc.runtime.inputs.options import is_interpreting
@@ -47,6 +48,7 @@ from flexc.runtime.replay.repeats import KNOWN, TapedWork
 from flexc.runtime.replay.stored_tapes import StoredTape
 from flexc.runtime.tapes.gpus import is_capturing, stream_of
 from flexc.runtime.tapes.recorder import without_dispatch_modes
+from flexc.runtime.tapes.tape import Tape
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -75,16 +77,29 @@ TABLES = "tables"
 class UnrecordedCall:
     """Calls of equal facts that record no gradient."""
 
-    __slots__ = ("_repeated",)
+    __slots__ = ("_kind", "_repeated")
 
     def __init__(
-        self, stored: StoredTape | None = None, is_known: bool = False
+        self,
+        stored: StoredTape | None = None,
+        is_known: bool = False,
+        kind: Hashable = None,
     ) -> None:
         """Make a plan. `stored` is the place on the disk where its tape may be.
 
-        The first call is recorded if the calls will likely repeat (`is_known`).
+        The first call is recorded if the calls will likely repeat (`is_known`). Its
+        tape may serve later calls of a `kind` that is not None.
         """
-        self._repeated = TapedWork(is_known, stored)
+        growing = () if kind is None else PLACES
+        self._kind = kind
+        self._repeated = TapedWork(is_known, stored, growing)
+
+    @classmethod
+    def replayed(cls, tape: Tape) -> UnrecordedCall:
+        """Return the plan of calls that a tape serves."""
+        found = cls()
+        found._repeated.tape = tape
+        return found
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -95,9 +110,14 @@ class UnrecordedCall:
 
         def run() -> tuple[Results, bool]:
             call = prepared(prepare, tensors, tables)
+            calls.append(call)
             return run_attention(call), may_repeat(call)
 
+        calls: list[Attention] = []
         found: Any = self._repeated(tensors, tensors[0].device, run)
+        tape, kind, self._kind = self._repeated.tape, self._kind, None
+        if calls and tape is not None and kind is not None:
+            remember(kind, tensors, calls[0], tape)
         return found
 
 
@@ -427,6 +447,11 @@ def stored_plan(
 
     The facts begin with the key that `attend` makes, which begins with the mods' key.
     """
+    # Facts of which the last ones repeated are often those of a cache that grows.
+    kind = kind_of(tensors, facts) if is_known and not is_recorded(tensors) else None
+    tape = None if kind is None else find(kind, tensors)
+    if tape is not None:
+        return UnrecordedCall.replayed(tape)
     query, stored = tensors[0], None
     # Under HIP, Triton compiles kernels at launch, and its interpreter runs them there.
     # Neither has a kernel that a stored tape could name.
@@ -435,7 +460,9 @@ def stored_plan(
     if is_compiled and not is_capturing(query):
         ((mods, *_), _), _ = facts
         stored = StoredTape(facts, query.device, mods)
-    return plan_of(tensors, stored, is_known)
+    if kind is None:
+        return plan_of(tensors, stored, is_known)
+    return UnrecordedCall(stored, is_known, kind)
 
 
 def masked_call(tensors: Sequence[Any], facts: Hashable, is_known: bool) -> MaskedCall:

@@ -73,8 +73,8 @@ ROOMS = {
     "passes": ("tidy targets scalar tile masks flex blocksparse hopper cpu pipelines"),
     "runtime": (
         "process inputs tapes interpreters kernels replay planner attention autograd "
-        "call_plans interception torch_compile interface varlen kv_cache paged_kv "
-        "warmup compiled explain"
+        "growing call_plans interception torch_compile interface varlen kv_cache "
+        "paged_kv warmup compiled explain"
     ),
 }
 """Rooms of a folder, from the ground up: none imports from one above it."""

@@ -17,6 +17,11 @@ says, and Triton copies half as many tiles ahead if it also has to copy the addr
 So a loop carries what it read of the table, and reads what its next iteration needs:
 there are then as many tiles in flight as without pages. The last iteration reads its
 own addresses again, so no read is out of range.
+
+`tile-launch-early`: let kernels be launched before the one before them has ended. A
+kernel waits for the kernels launched before it, whose results it may read, before its
+first access to memory. What comes earlier, the launch itself included, then overlaps
+with their end, which short kernels, such as those of few queries, gain from.
 """
 
 from __future__ import annotations
@@ -299,3 +304,16 @@ class TileReadAheadPass(ModulePass):
                 if isinstance(read, READS) and is_address(read.result):
                     ops = slice_of(read, loop)
                     loop = loop if ops is None else carry(loop, ops)
+
+
+@dataclass(frozen=True)
+class TileLaunchEarlyPass(ModulePass):
+    """Let each kernel wait for earlier kernels itself, as its first op."""
+
+    name = "tile-launch-early"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in op.ops:
+            if isinstance(kernel, tile.KernelOp):
+                start = InsertPoint.at_start(kernel.body.block)
+                Rewriter.insert_op(tile.AwaitKernelsOp(), start)

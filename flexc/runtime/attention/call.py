@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,14 @@ from flexc.runtime.tapes.gpus import (
 
 LENGTH_MULTIPLE = 128
 """torch's own block size. Lengths that are multiples of it have whole blocks."""
+
+
+class KeyFacts(NamedTuple):
+    """Facts about keys on which the choice of a kernel depends, besides their dtype."""
+
+    placement: Placement
+    kv_len_multiple: int | None
+    max_length: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,12 +299,20 @@ class Attention:
     def score_dtype(self) -> torch.dtype:
         return sum_dtype(self.query.dtype)
 
+    def key_facts(self) -> KeyFacts:
+        """Return what a build depends on of the number of keys and of their strides."""
+        return KeyFacts(
+            self.placement or Placement.of(*self.operands),
+            self.kv_len_multiple(),
+            max_length(self.query.size(2), self.key.size(2)),
+        )
+
     def build(self) -> Build:
-        query, key, value = self.query, self.key, self.value
+        query, value = self.query, self.value
         operands = self.operands
         if self.computed_by.for_gpu:
             check_strides(*operands)
-        placement = self.placement or Placement.of(*operands)
+        placement, kv_len_multiple, longest = self.key_facts()
         call = AttentionCall(
             dtype=query.dtype,
             head_dim=query.size(3),
@@ -308,11 +324,11 @@ class Attention:
             values_in_keys=placement.values_in_keys and self.computed_by.for_gpu,
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
-            kv_len_multiple=self.kv_len_multiple(),
+            kv_len_multiple=kv_len_multiple,
             scale_positive=SAFE_FACTORS[0] < self.scale < SAFE_FACTORS[1],
             alignment=placement.alignment,
             index_width=32 if self.offsets_are_narrow() else 64,
-            max_length=max_length(query.size(2), key.size(2)),
+            max_length=longest,
             has_pairs=True,  # Other calls run no kernel.
             few_rows=self.few_rows,
             page_size=None if self.pages is None else self.pages.size,

@@ -206,7 +206,7 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
         key=gone,
         value=gone,
         tables=tables and blank_tables(tables),
-        signature=_without_tensors(signature),
+        signature=without_tensors(signature),
         outputs=outputs_with_lse(call),
         traced=traced,
     )
@@ -332,7 +332,7 @@ def needs_rest(call: Attention) -> bool:
     return has_score_mod and not call.computed_by.is_dense
 
 
-def _without_tensors(signature: ModSignature) -> ModSignature:
+def without_tensors(signature: ModSignature) -> ModSignature:
     """Return a signature without captures, and without functions that hold them."""
     if type(signature) is ModSignature:
         signature = replace(signature, mods=())

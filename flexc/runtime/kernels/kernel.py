@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -14,8 +14,11 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import load, store
 from flexc.runtime.tapes.gpus import on_device, stream_of
-from flexc.runtime.tapes.recorder import recorder
+from flexc.runtime.tapes.recorder import Origin, recorder
 from flexc.runtime.tapes.tape import Loaded
+
+SIZES = ("dim", "stride")
+"""The kinds of parameters that are read from tensors."""
 
 Getter = Callable[[Sequence[Any]], Any]
 
@@ -56,11 +59,19 @@ class Kernel:
         A CPU's kernel uses at most `threads` threads. Waking more threads than a small
         workload needs takes longer than the workload.
         """
-        launch(self.loaded, self.grid(b, h, n), self.values(args), threads)
+        grid, origins = self.grid(b, h, n), partial(self.origins, args)
+        launch(self.loaded, grid, self.values(args), threads, origins)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
         """Return the values of the kernel's parameters for a call's arguments."""
         return [get(args) for get in self._getters]
+
+    def origins(self, args: Sequence[Any]) -> list[Origin | None]:
+        """Return, for each parameter, the tensor of which it is a size or a stride."""
+        return [
+            (args[p.source], p.kind, p.dim, p.unit) if p.kind in SIZES else None
+            for p in self.spec.params
+        ]
 
 
 def launch(
@@ -68,16 +79,18 @@ def launch(
     grid: tuple[int, ...],
     args: Sequence[Any],
     threads: int | None = None,
+    origins: Callable[[], Sequence[Origin | None]] = tuple,
 ) -> None:
     """Run a loaded kernel on a grid with its arguments, on the device of its tensors.
 
-    If the current thread records a tape, add the launch to the tape.
+    If the current thread records a tape, add the launch to the tape. `origins` returns,
+    for each argument, the tensor of which it is a size or a stride.
     """
     device = next(a.device for a in args if isinstance(a, Tensor))
     with on_device(device):
         prepared = loaded.prepare(grid, args, threads)
         if (tape := recorder()) is not None:
-            tape.launch(prepared, args)
+            tape.launch(prepared, args, origins)
         if prepared is None:
             loaded.interpret(grid, args)
         else:

@@ -290,6 +290,23 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
     return tuple(facts)
 
 
+FACTS = 6
+"""The number of facts of a tensor."""
+
+
+def without_rows(facts: tuple[Hashable, ...], places: Sequence[int]) -> Hashable:
+    """Return facts that tensors with another number of rows have too.
+
+    `facts` are those of tensors of four dimensions, of which those in `places` may have
+    other numbers of rows and other strides of batches and heads.
+    """
+    found: list[Any] = list(facts)
+    for first in (FACTS * place for place in places):
+        shape, strides = found[first : first + 2]
+        found[first : first + 2] = (*shape[:2], *shape[3:]), strides[2:]
+    return tuple(found)
+
+
 def settings(device: torch.device) -> tuple[Hashable, ...]:
     """Return a device, and the settings of torch and environment for calls on it."""
     if device == CPU:

@@ -23,15 +23,20 @@ Results = tuple[Any, ...]
 class TapedWork:
     """Work on tensors of equal facts, which is recorded and replayed."""
 
-    __slots__ = ("_is_known", "_runs", "_stored", "tape")
+    __slots__ = ("_growing", "_is_known", "_runs", "_stored", "tape")
 
     def __init__(
-        self, is_known: bool = False, stored: StoredTape | None = None
+        self,
+        is_known: bool = False,
+        stored: StoredTape | None = None,
+        growing: Sequence[int] = (),
     ) -> None:
         """Make work that is recorded at its second run, or at its first if `is_known`.
 
-        `stored` is the place of its tape on the disk, if it may be there.
+        `stored` is the place of its tape on the disk, if it may be there. `growing` are
+        the places of tensors whose number of rows the tape is to read at each replay.
         """
+        self._growing = growing
         self._is_known = is_known
         self._runs = 0
         self._stored = stored
@@ -56,7 +61,7 @@ class TapedWork:
             results, _ = run()
             self._runs = runs + 1
             return results
-        with without_dispatch_modes(), Recorder(tensors) as seen:
+        with without_dispatch_modes(), Recorder(tensors, self._growing) as seen:
             results, may_repeat = run()
         self._runs = runs + 1
         if may_repeat:

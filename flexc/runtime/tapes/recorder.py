@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from flexc.runtime.tapes.tape import (
     Launch,
     Operation,
     Prepared,
+    Reading,
     Relocation,
     Slot,
     Step,
@@ -85,6 +86,16 @@ def _moved(relocation: Relocation, whole: int, parts: dict[int, int]) -> Relocat
 
 log = logging.getLogger("flexc")
 
+Origin = tuple[Tensor, str, int, int]
+"""The tensor of which an argument is a size or a stride, "dim" or "stride", the
+dimension, and the unit of a stride.
+"""
+
+KINDS: dict[str, Literal["shape", "stride()"]] = {"dim": "shape", "stride": "stride()"}
+
+ROWS = 2
+"""The dimension of rows in (batch, heads, rows, head dim)."""
+
 EMPTY = frozenset(
     {
         "aten::empty.memory_format",
@@ -109,8 +120,16 @@ MASKS = frozenset({torch.bool, torch.uint8})
 class Recorder(TorchDispatchMode):
     """A mode that records the operations and launches of a call on given tensors."""
 
-    def __init__(self, tensors: Sequence[Any]):
+    def __init__(self, tensors: Sequence[Any], growing: Sequence[int] = ()):
+        """Record a call on tensors.
+
+        The tape reads the number of rows of the tensors in the slots `growing`, and the
+        strides that depend on it, at each replay.
+        """
         super().__init__()
+        self._growing = growing
+        self._grows = bool(growing)
+        """True if nothing but launches has read the growing tensors."""
         self._steps: list[Step] = []
         self._tensors: list[Any] = []
         """The tensor of each slot, kept alive so that its id stays unique."""
@@ -245,8 +264,16 @@ class Recorder(TorchDispatchMode):
             return type(arg)(self._referred(a) for a in arg)
         return arg
 
-    def launch(self, prepared: Prepared | None, args: Sequence[Any]) -> None:
-        """Record a launch. If it cannot be prepared, the call has no tape."""
+    def launch(
+        self,
+        prepared: Prepared | None,
+        args: Sequence[Any],
+        origins: Callable[[], Sequence[Origin | None]] = tuple,
+    ) -> None:
+        """Record a launch. If it cannot be prepared, the call has no tape.
+
+        `origins` returns which arguments are sizes and strides of tensors.
+        """
         if prepared is None:
             self.refuse("a launch cannot be prepared")
             return
@@ -254,14 +281,28 @@ class Recorder(TorchDispatchMode):
         for position, number, make in prepared.addresses:
             base, offset = self._origin[self._slot_of(args[number])]
             relocations.append(Relocation(position, base, offset, make))
+            # A tensor map holds sizes, and has a place of its own among the values.
+            is_itself = make is None and args[number] is self._tensors[base]
+            self._grows &= is_itself or base not in self._growing
         self._steps.append(
             Launch(
                 prepared.launcher,
                 prepared.values,
                 tuple(relocations),
                 prepared.on_stream,
+                tuple(self._readings(origins())) if self._growing else (),
             )
         )
+
+    def _readings(self, origins: Sequence[Origin | None]) -> Iterator[Reading]:
+        """Yield the arguments that differ for other numbers of rows."""
+        for position, origin in enumerate(origins):
+            if origin is None:
+                continue
+            tensor, kind, dim, unit = origin
+            slot = self._slots.get(id(tensor), -1)
+            if slot in self._growing and (dim == ROWS if kind == "dim" else dim < ROWS):
+                yield Reading(position, slot, KINDS[kind], dim, unit)
 
     def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:
         """Return the tape of the recorded steps for these results, None if refused."""
@@ -275,7 +316,9 @@ class Recorder(TorchDispatchMode):
         steps = with_scratch([step for step, _ in kept], wanted, self._count)
         slots = self._slots
         held = {slots[id(t)]: t for t in self._constants if id(t) in slots}
-        return Tape(device, self._given, held, steps, given)
+        others = (step.uses for step in steps if not isinstance(step, Launch))
+        grows = self._grows and not wanted.union(*others) & set(self._growing)
+        return Tape(device, self._given, held, steps, given, grows)
 
 
 def _reads_on_host(func: Any, args: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -100,6 +100,18 @@ class Relocation(NamedTuple):
     """A function that makes the value from the address (see `Address`)."""
 
 
+class Reading(NamedTuple):
+    """A value of a launch that each replay reads from a tensor: a size or a stride."""
+
+    position: int
+    """The index among the values."""
+    slot: int
+    kind: Literal["shape", "stride()"]
+    dim: int
+    unit: int
+    """The value is the size or stride divided by this number."""
+
+
 class Slot(NamedTuple):
     """A tensor of the tape among the arguments of an operation."""
 
@@ -147,19 +159,24 @@ class Launch:
     values: list[Any]
     relocations: tuple[Relocation, ...]
     on_stream: bool
+    readings: tuple[Reading, ...] = ()
+    """Values that differ among the calls of a tape for a growing number of keys."""
 
     @property
     def uses(self) -> set[int]:
-        return {relocation.slot for relocation in self.relocations}
+        return {found.slot for found in (*self.relocations, *self.readings)}
 
     def source(self, names: Names) -> str:
-        moved = {relocation.position for relocation in self.relocations}
+        moved = {found.position for found in (*self.relocations, *self.readings)}
         values = ["" if i in moved else names(v) for i, v in enumerate(self.values)]
         for position, slot, offset, make in self.relocations:
             named = slot in names.addresses
             address = f"a{slot}" if named else f"t{slot}.data_ptr()"
             address += f" + {offset}" if offset else ""
             values[position] = address if make is None else f"{names(make)}({address})"
+        for position, slot, kind, dim, unit in self.readings:
+            found = f"t{slot}.{kind}[{dim}]"
+            values[position] = found if unit == 1 else f"{found} // {unit}"
         first = ["stream"] if self.on_stream else []
         return f"{names(self.launcher)}.launch({', '.join(first + values)})"
 
@@ -232,7 +249,10 @@ class Tape:
         constants: Mapping[int, Tensor],
         steps: Sequence[Step],
         results: Sequence[int | None],
+        grows: bool = False,
     ):
+        self.grows = grows
+        """True if the tape serves other numbers of keys, with the same decisions."""
         kept, needed = needed_steps(steps, {r for r in results if r is not None})
         given = sorted(slot for slot in needed if slot < count)
         self.device, self.count, self.results = device, count, tuple(results)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flexc.runtime import growing
 from flexc.runtime.attention import run as running
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd.gradient_kernels import DerivativeRun
@@ -17,6 +18,7 @@ from flexc.runtime.replay.equal_facts import FactsCache
 def known() -> FactsCache:
     """What is kept for facts, nothing at first."""
     repeats.KNOWN.clear()
+    growing.clear()
     return repeats.KNOWN
 
 

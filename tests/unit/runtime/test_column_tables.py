@@ -366,15 +366,15 @@ def test_gradients_with_blocks_of_their_own(
 
     lengths: Any = None, None, length, length, "cpu"
 
-    def attend(*inputs: Tensor) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         kept: Any = {"mask_mod": document}
         if way == "block mask":
             kept = {"block_mask": flexc.create_block_mask(document, *lengths)}
-        found: Any = flexc.flex_attention(*inputs, **kept)
+        found: Any = flexc.flex_attention(query, key, value, **kept)
         return found
 
     torch.manual_seed(2)
-    inputs = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
+    inputs: Any = [torch.randn(1, 2, length, 16).requires_grad_() for _ in range(3)]
     run = torch.compile(attend, backend="flexc") if way == "torch.compile" else attend
     expected = dense_attention(*inputs, None, document).out
     d_out = torch.randn_like(inputs[0])
