@@ -38,7 +38,7 @@ from flexc.runtime.autograd.template import (
     join_tables,
     split,
 )
-from flexc.runtime.growing import PLACES, find, kind_of, remember
+from flexc.runtime.growing import PLACES, find, kind_of, marked, remember
 from flexc.runtime.inputs.arguments import Results, Tables
 from flexc.runtime.inputs.notes import MAX_KEPT, Capture, Notes
 from flexc.runtime.inputs.options import is_interpreting
@@ -110,6 +110,7 @@ class UnrecordedCall:
 
         def run() -> tuple[Results, bool]:
             call = prepared(prepare, tensors, tables)
+            call = call if self._kind is None else marked(call)
             calls.append(call)
             return run_attention(call), may_repeat(call)
 

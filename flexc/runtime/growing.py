@@ -1,9 +1,10 @@
 """Tapes for caches that grow: calls of few queries share one for many numbers of keys.
 
-Each new token makes a call whose number of keys no call had before. The steps of such
-a call follow from a few decisions: the compiled kernel, its proofs and its splits.
-Where these are those of an earlier call, the tape of that call serves, since it reads
-the number of keys and their strides at each replay.
+Each new token makes a call whose number of keys no call had before, and a mask may
+capture its position. The steps of such a call follow from a few decisions: the compiled
+kernel, its proofs and its splits. Where these are those of an earlier call, the tape of
+that call serves, since it reads the number of keys, their strides and captured integers
+at each replay.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from torch import Tensor
 
 from flexc.runtime.autograd.template import without_tensors
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.replay.equal_facts import without_rows
-from flexc.runtime.tapes.tape import Tape
+from flexc.runtime.replay.equal_facts import facts_without_rows
+from flexc.runtime.tapes.tape import Number, Tape
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention, KeyFacts
     from flexc.runtime.kernels.driver import Compiled
 
-KEY, VALUE = PLACES = 1, 2
+PLACES = 1, 2
 """The places of key and value among the tensors of a call."""
+
+CAPTURES = 3
+"""The place of the first capture."""
 
 MOST_KINDS, MOST_TAPES = 256, 64
 """The most kinds of calls that are remembered, and tapes of a kind."""
@@ -35,40 +39,45 @@ class GrowingCalls:
     """Calls that differ in the number of keys, and the tapes that serve them."""
 
     def __init__(self, call: Attention):
-        """Take a call as its kernel sees it."""
-        gone: Any = None
+        """Take a call as its kernel sees it. Its mods read no tensors."""
         query = torch.empty_strided(
             call.query.shape,
             call.query.stride(),
             dtype=call.query.dtype,
             device=call.query.device,
         )
-        signature = without_tensors(call.signature)
-        self._blank = replace(
-            call, query=query, key=gone, value=gone, signature=signature
-        )
+        # The mods may hold other objects of the caller.
+        self._signature = without_tensors(call.signature)
+        gone: Any = None
+        self._blank = replace(call, query=query, key=gone, value=gone)
         self._compiled: dict[KeyFacts, Compiled] = {}
         self._tapes: dict[Hashable, Tape] = {}
 
-    def add(self, key: Tensor, value: Tensor, compiled: Compiled, tape: Tape) -> None:
-        """Let a tape serve calls whose decisions are those for this key and value."""
+    def add(self, tensors: Sequence[Any], compiled: Compiled, tape: Tape) -> None:
+        """Let a tape serve calls whose decisions are those for these tensors."""
         if len(self._tapes) >= MOST_TAPES:
             self._compiled.clear()
             self._tapes.clear()
-        call = replace(self._blank, key=key, value=value)
+        call = self._bind(tensors)
         facts = call.key_facts()
         if call.compiled() is compiled:
             self._compiled[facts] = compiled
             self._tapes[self._decisions(call, facts, compiled)] = tape
 
-    def tape(self, key: Tensor, value: Tensor) -> Tape | None:
-        """Return the tape with the decisions for a key and a value, else None."""
-        call = replace(self._blank, key=key, value=value)
+    def tape(self, tensors: Sequence[Any]) -> Tape | None:
+        """Return the tape with the decisions for these tensors, None without one."""
+        call = self._bind(tensors)
         facts = call.key_facts()
         compiled = self._compiled.get(facts)
         if compiled is None:
             return None
         return self._tapes.get(self._decisions(call, facts, compiled))
+
+    def _bind(self, tensors: Sequence[Any]) -> Attention:
+        """Return the call with a key, a value and captured numbers."""
+        _, key, value, *captures = tensors
+        signature = replace(self._signature, captures=tuple(captures))
+        return replace(self._blank, key=key, value=value, signature=signature)
 
     def _decisions(
         self, call: Attention, facts: KeyFacts, compiled: Compiled
@@ -85,40 +94,55 @@ _known: Recent[GrowingCalls] = Recent(MOST_KINDS)
 
 
 def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
-    """Return the key and facts of a call without its number of keys.
+    """Return the key and facts of a call without its number of keys and integers.
 
     Return None if calls with other numbers of keys may need other steps for a reason
     besides their decisions: if keys are in other tensors too, or a mod reads tensors.
     """
     key, facts = exact
-    others = [t for t in tensors[VALUE + 1 :] if isinstance(t, Tensor)]
-    if others or any(t.dim() != 4 for t in tensors[: VALUE + 1]):
+    operands, captures = tensors[:CAPTURES], tensors[CAPTURES:]
+    if any(isinstance(c, Tensor) for c in captures):
         return None
-    return key, without_rows(facts, PLACES)
+    if any(t.dim() != 4 for t in operands):
+        return None
+    return key, facts_without_rows(tensors, facts, PLACES)
+
+
+def marked(call: Attention) -> Attention:
+    """Return a call whose captured integers are read at each replay of its tape."""
+    captures = tuple(
+        Number.of(c, CAPTURES + i) if type(c) is int else c
+        for i, c in enumerate(call.signature.captures)
+    )
+    return replace(call, signature=replace(call.signature, captures=captures))
 
 
 def find(kind: Hashable, tensors: Sequence[Any]) -> Tape | None:
     """Return the tape of an earlier call that serves these tensors, else None."""
     calls = _known.find(kind)
-    return calls and calls.tape(tensors[KEY], tensors[VALUE])
+    return calls and calls.tape(tensors)
 
 
 def remember(
     kind: Hashable, tensors: Sequence[Any], call: Attention, tape: Tape
 ) -> None:
-    """Let the tape of a call serve later calls of its kind, if it can."""
+    """Let the tape of a marked call serve later calls of its kind, if it can."""
     from flexc.runtime.attention.few_rows import few_rows, fold
 
-    _, key, value, *_ = tensors
+    _, key, value, *captures = tensors
     rows = few_rows(call)
-    if not tape.grows or rows is None or call.key is not key or call.value is not value:
+    same = call.key is key and call.value is value
+    same &= call.signature.captures == tuple(captures)
+    if not tape.grows or rows is None or not same:
         return
     call, _ = fold(call, rows, ())
     compiled = call.compiled()
-    if has_tables(call, compiled):
+    # Numbers that Python computes from captured ones are written into the tape.
+    if any(i.number is not None for i in compiled.attention.inputs):
         return
-    calls = _known.get(kind, lambda: GrowingCalls(call))
-    calls.add(key, value, compiled, tape)
+    if not has_tables(call, compiled):
+        calls = _known.get(kind, lambda: GrowingCalls(call))
+        calls.add(tensors, compiled, tape)
 
 
 def has_tables(call: Attention, compiled: Compiled) -> bool:

@@ -51,6 +51,9 @@ MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
 
 NUMBERS = frozenset({int, float, bool})
 
+FACTS = 6
+"""The number of facts of a tensor, besides those about equal ones."""
+
 Make = Callable[[Sequence[Any], Hashable, bool], Any]
 """A function that makes a value to be cached. It takes the first tensors of some facts,
 the pair of the key and the facts, and `is_known`: True if calls of these facts will
@@ -290,21 +293,25 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
     return tuple(facts)
 
 
-FACTS = 6
-"""The number of facts of a tensor."""
+def facts_without_rows(
+    tensors: Sequence[Any], facts: Sequence[Any], places: Sequence[int]
+) -> tuple[Hashable, ...]:
+    """Return the facts that calls with other numbers of rows have too.
 
-
-def without_rows(facts: tuple[Hashable, ...], places: Sequence[int]) -> Hashable:
-    """Return facts that tensors with another number of rows have too.
-
-    `facts` are those of tensors of four dimensions, of which those in `places` may have
-    other numbers of rows and other strides of batches and heads.
+    `facts` are those of the tensors and numbers. The tensors in `places`, of four
+    dimensions, may have other numbers of rows, and other strides of batches and heads.
+    Integers may be others too.
     """
-    found: list[Any] = list(facts)
-    for first in (FACTS * place for place in places):
-        shape, strides = found[first : first + 2]
-        found[first : first + 2] = (*shape[:2], *shape[3:]), strides[2:]
-    return tuple(found)
+    found: list[Any] = []
+    rest = list(facts)
+    for place, tensor in enumerate(tensors):
+        count = 1 if tensor is None or type(tensor) in NUMBERS else FACTS
+        own, rest = rest[:count], rest[count:]
+        if place in places:
+            shape, strides, *others = own
+            own = [*shape[:2], *shape[3:], *strides[2:], *others]
+        found += [int] if type(tensor) is int else own
+    return tuple(found + rest)
 
 
 def settings(device: torch.device) -> tuple[Hashable, ...]:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from flexc.runtime.tapes.tape import (
     Allocation,
     Launch,
+    Number,
     Operation,
     Prepared,
     Reading,
@@ -287,16 +288,20 @@ class Recorder(TorchDispatchMode):
         self._steps.append(
             Launch(
                 prepared.launcher,
-                prepared.values,
+                [int(v) if type(v) is Number else v for v in prepared.values],
                 tuple(relocations),
                 prepared.on_stream,
-                tuple(self._readings(origins())) if self._growing else (),
+                tuple(self._readings(args, origins())) if self._growing else (),
             )
         )
 
-    def _readings(self, origins: Sequence[Origin | None]) -> Iterator[Reading]:
+    def _readings(
+        self, args: Sequence[Any], origins: Sequence[Origin | None]
+    ) -> Iterator[Reading]:
         """Yield the arguments that differ for other numbers of rows."""
-        for position, origin in enumerate(origins):
+        for position, (arg, origin) in enumerate(zip(args, origins, strict=True)):
+            if type(arg) is Number:
+                yield Reading(position, arg.slot, "number")
             if origin is None:
                 continue
             tensor, kind, dim, unit = origin

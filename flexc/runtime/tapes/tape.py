@@ -100,16 +100,28 @@ class Relocation(NamedTuple):
     """A function that makes the value from the address (see `Address`)."""
 
 
+class Number(int):
+    """A captured integer in a slot. At a replay the slot may have another integer."""
+
+    slot: int
+
+    @classmethod
+    def of(cls, value: int, slot: int) -> Number:
+        found = cls(value)
+        found.slot = slot
+        return found
+
+
 class Reading(NamedTuple):
-    """A value of a launch that each replay reads from a tensor: a size or a stride."""
+    """A value of a launch that each replay reads from what is given in a slot."""
 
     position: int
     """The index among the values."""
     slot: int
-    kind: Literal["shape", "stride()"]
-    dim: int
-    unit: int
-    """The value is the size or stride divided by this number."""
+    kind: Literal["number", "shape", "stride()"]
+    dim: int = 0
+    unit: int = 1
+    """A stride is divided by this number."""
 
 
 class Slot(NamedTuple):
@@ -175,7 +187,7 @@ class Launch:
             address += f" + {offset}" if offset else ""
             values[position] = address if make is None else f"{names(make)}({address})"
         for position, slot, kind, dim, unit in self.readings:
-            found = f"t{slot}.{kind}[{dim}]"
+            found = f"t{slot}" if kind == "number" else f"t{slot}.{kind}[{dim}]"
             values[position] = found if unit == 1 else f"{found} // {unit}"
         first = ["stream"] if self.on_stream else []
         return f"{names(self.launcher)}.launch({', '.join(first + values)})"

@@ -376,7 +376,8 @@ def test_gradients_with_blocks_of_their_own(
     torch.manual_seed(2)
     inputs: Any = [torch.randn(1, 2, length, 16).requires_grad_() for _ in range(3)]
     run = torch.compile(attend, backend="flexc") if way == "torch.compile" else attend
-    expected = dense_attention(*inputs, None, document).out
+    query, key, value = inputs
+    expected = dense_attention(query, key, value, None, document).out
     d_out = torch.randn_like(inputs[0])
     right = torch.autograd.grad(expected, inputs, d_out)
     for _ in range(3):  # Later calls are replayed.

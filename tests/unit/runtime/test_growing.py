@@ -52,10 +52,19 @@ def biased(bias: Tensor) -> Callable[..., Tensor]:
     return lambda s, b, h, q, k: s + bias[k]
 
 
+def from_key(first: int) -> Callable[..., Tensor]:
+    return lambda b, h, q, k: k >= first
+
+
+def scaled(factor: float) -> Callable[..., Tensor]:
+    return lambda s, b, h, q, k: s * factor
+
+
 MODS: list[dict[str, Any]] = [
     {},
     {"score_mod": capped},
     {"mask_mod": window},
+    {"mask_mod": from_key(3), "score_mod": scaled(0.5)},
     {"return_lse": True},
 ]
 
@@ -152,6 +161,44 @@ def test_any_lengths_in_any_order(
     for call, right in zip(calls, expected, strict=True):
         for _ in range(2):
             assert all(map(torch.equal, run(decode, *call), right))
+
+
+def behind(position: int, window: int) -> Callable[..., Tensor]:
+    """A window of positions before the query's, which is computed for each pair."""
+    return lambda b, h, q, k: (k <= q + position) & (k > q + position - window)
+
+
+def behind_number(position: int, window: int) -> Callable[..., Tensor]:
+    """The same with a bound that Python computes from captured numbers."""
+    return lambda b, h, q, k: (k <= position) & (k > position - window)
+
+
+def at(position: int, window: int) -> Callable[..., Tensor]:
+    """A mask without closed-form bounds."""
+    return lambda b, h, q, k: (k * k + position) % 7 < window
+
+
+@pytest.mark.parametrize("mask", [behind, behind_number, at])
+@torch.no_grad()
+def test_captured_integers_change_with_the_length(
+    recorded: list[Recorder], mask: Callable[..., Any]
+) -> None:
+    buffers = tensors(60)
+
+    def mods(position: int) -> dict[str, Any]:
+        return {"mask_mod": mask(position, 5)}
+
+    # In order, then by leaps, a number that is far away, and negative ones.
+    steps = [(n, n - 1) for n in range(8, 40)]
+    steps += [(40, 3), (50, 44), (51, 1 << 40), (52, 0), (53, -1), (54, 20)]
+    expected = [fresh(buffers, n, viewed, **mods(p)) for n, p in steps]
+    recorded.clear()
+    for (length, position), right in zip(steps, expected, strict=True):
+        for _ in range(2):
+            found = decode(buffers, length, viewed, **mods(position))
+            assert torch.equal(found, right)
+    if mask is behind:  # Positions of 41 bits have another kernel.
+        assert len(recorded) == 3
 
 
 @torch.no_grad()
