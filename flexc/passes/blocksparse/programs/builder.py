@@ -174,6 +174,12 @@ The keys and values of these heads then stay in a GPU's cache. In gradients, que
 output gradients and sums of query gradients take their place.
 """
 
+LISTED_SHARE = 8
+"""The columns for each one that rows with tables are expected to see.
+
+See docs/measurements/2026-11-24-h200-varlen.md for masks of more and of fewer.
+"""
+
 Step = Callable[[Visit, list[SSAValue]], Sequence[SSAValue]]
 """A function that writes one iteration, from a visit and the loop state.
 
@@ -267,7 +273,7 @@ class SegmentKernelBuilder(KernelBuilder):
         assert self.op.heads_per_group is not None
         most = code.const(self.op.heads_per_group.value.data)
         cached = code.const(CACHED_NUMBERS // flex.tensor_shape(self.visited)[3])
-        length = code.max(self.mean_length(column_len), one)
+        length = code.max(self.visible(column_len), one)
         size = code.max(code.div(cached, length), one)
         size = code.min(size, most, "heads_per_group")
         first = code.mul(code.div(h, size), size, "first_head")
@@ -277,8 +283,10 @@ class SegmentKernelBuilder(KernelBuilder):
         head = code.add(first, code.rem(within, count), "h")
         return code.div(within, count, "m_block"), head
 
-    def mean_length(self, column_len: SSAValue) -> SSAValue:
-        """Write the mean number of columns of a sequence."""
+    def visible(self, column_len: SSAValue) -> SSAValue:
+        """Write the number of columns that rows are expected to see."""
+        if self.op.tables:
+            return self.code.div(column_len, self.code.const(LISTED_SHARE))
         if self.op.sequences is None:
             return column_len
         code, *_, keys = self.code, *self.op.sequences.get_values()
