@@ -107,16 +107,17 @@ class UnrecordedCall:
         if (tape := self._repeated.tape) is not None:
             replayed: Any = tape(tensors)
             return replayed
+        kind = self._kind
 
         def run() -> tuple[Results, bool]:
             call = prepared(prepare, tensors, tables)
-            call = call if self._kind is None else marked(call)
+            call = call if kind is None else marked(call)
             calls.append(call)
             return run_attention(call), may_repeat(call)
 
         calls: list[Attention] = []
         found: Any = self._repeated(tensors, tensors[0].device, run)
-        tape, kind, self._kind = self._repeated.tape, self._kind, None
+        tape = self._repeated.tape
         if calls and tape is not None and kind is not None:
             remember(kind, tensors, calls[0], tape)
         return found

@@ -5,6 +5,9 @@ capture its position. The steps of such a call follow from a few decisions: the 
 kernel, its proofs and its splits. Where these are those of an earlier call, the tape of
 that call serves, since it reads the number of keys, their strides and captured integers
 at each replay.
+
+What finds a tape is imported with the first call: a process whose tapes are on the disk
+needs none of the modules that trace and lower calls.
 """
 
 from __future__ import annotations
@@ -13,16 +16,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from flexc.runtime.autograd.template import without_tensors
+from flexc.runtime.inputs.tensor_facts import MOST_QUERIES
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay.equal_facts import facts_without_rows
 from flexc.runtime.tapes.tape import Number, Tape
 
 if TYPE_CHECKING:
-    from flexc.runtime.attention.call import Attention, KeyFacts
+    from flexc.runtime.attention.call import Attention
     from flexc.runtime.kernels.driver import Compiled
 
 PLACES = 1, 2
@@ -36,21 +39,18 @@ MOST_KINDS, MOST_TAPES = 256, 64
 
 
 class GrowingCalls:
-    """Calls that differ in the number of keys, and the tapes that serve them."""
+    """Calls of one trace that differ in the number of keys and in captured integers."""
 
     def __init__(self, call: Attention):
         """Take a call as its kernel sees it. Its mods read no tensors."""
-        query = torch.empty_strided(
-            call.query.shape,
-            call.query.stride(),
-            dtype=call.query.dtype,
-            device=call.query.device,
-        )
-        # The mods may hold other objects of the caller.
-        self._signature = without_tensors(call.signature)
+        assert call.traced is not None
+        self.traced = call.traced
         gone: Any = None
+        # The mods may hold other objects of the caller, and the query much memory.
+        self._signature = without_tensors(call.signature)
+        query = call.query.new_empty(()).expand(call.query.shape)
         self._blank = replace(call, query=query, key=gone, value=gone)
-        self._compiled: dict[KeyFacts, Compiled] = {}
+        self._compiled: dict[Hashable, Compiled] = {}
         self._tapes: dict[Hashable, Tape] = {}
 
     def add(self, tensors: Sequence[Any], compiled: Compiled, tape: Tape) -> None:
@@ -60,17 +60,23 @@ class GrowingCalls:
             self._tapes.clear()
         call = self._bind(tensors)
         facts = call.key_facts()
-        if call.compiled() is compiled:
-            self._compiled[facts] = compiled
-            self._tapes[self._decisions(call, facts, compiled)] = tape
+        self._compiled[facts] = compiled
+        self._tapes[self._decisions(call, facts, compiled)] = tape
 
     def tape(self, tensors: Sequence[Any]) -> Tape | None:
-        """Return the tape with the decisions for these tensors, None without one."""
+        """Return the tape with the decisions for these tensors, None without one.
+
+        What may differ from an earlier call is checked as for a call without a tape.
+        """
         call = self._bind(tensors)
+        if not call.has_pairs or call.key.size(2) != call.value.size(2):
+            return None
         facts = call.key_facts()
         compiled = self._compiled.get(facts)
         if compiled is None:
             return None
+        captures = compiled.attention.arguments(call.signature.captures)
+        compiled.reads.check(call.pairs, captures)
         return self._tapes.get(self._decisions(call, facts, compiled))
 
     def _bind(self, tensors: Sequence[Any]) -> Attention:
@@ -80,9 +86,9 @@ class GrowingCalls:
         return replace(self._blank, key=key, value=value, signature=signature)
 
     def _decisions(
-        self, call: Attention, facts: KeyFacts, compiled: Compiled
+        self, call: Attention, facts: Hashable, compiled: Compiled
     ) -> Hashable:
-        """Return what the steps of a call depend on, apart from sizes and strides."""
+        """Return what the steps of a call depend on, apart from what replays read."""
         from flexc.runtime.attention.run import count_splits
 
         captures = compiled.attention.arguments(call.signature.captures)
@@ -103,7 +109,7 @@ def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
     operands, captures = tensors[:CAPTURES], tensors[CAPTURES:]
     if any(isinstance(c, Tensor) for c in captures):
         return None
-    if any(t.dim() != 4 for t in operands):
+    if any(t.dim() != 4 for t in operands) or operands[0].size(2) > MOST_QUERIES:
         return None
     return key, facts_without_rows(tensors, facts, PLACES)
 
@@ -119,7 +125,8 @@ def marked(call: Attention) -> Attention:
 
 def find(kind: Hashable, tensors: Sequence[Any]) -> Tape | None:
     """Return the tape of an earlier call that serves these tensors, else None."""
-    calls = _known.find(kind)
+    captures = tensors[CAPTURES:]
+    calls = _known.find(kind, lambda calls: calls.traced.guards.hold(captures))
     return calls and calls.tape(tensors)
 
 
@@ -141,7 +148,8 @@ def remember(
     if any(i.number is not None for i in compiled.attention.inputs):
         return
     if not has_tables(call, compiled):
-        calls = _known.get(kind, lambda: GrowingCalls(call))
+        calls = _known.find(kind, lambda calls: calls.traced is call.traced)
+        calls = calls or _known.add(kind, GrowingCalls(call))
         calls.add(tensors, compiled, tape)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import flexc
+from tests.support.reference import attention
 from tests.unit.runtime.test_growing import (
     LAYOUTS,
     MODS,
@@ -34,3 +36,29 @@ def test_all_lengths_have_the_bits_of_fresh_calls(
         for _ in range(2):
             found = decode(buffers, length, layout, **mods)
             assert all(map(torch.equal, found, right))
+
+
+def near(offset: int, window: int) -> Any:
+    return lambda b, h, q, k: (q + offset >= k) & (q + offset - k < window)
+
+
+def capped(cap: int) -> Any:
+    return lambda s, b, h, q, k: cap * torch.tanh(s / cap)
+
+
+@pytest.mark.parametrize("queries", [1, 5, 64])
+@torch.no_grad()
+def test_captured_integers_with_few_and_with_many_queries(queries: int) -> None:
+    """Many queries have kernels whose values have other places than their arguments."""
+    torch.manual_seed(queries)
+    query = torch.randn(1, 4, queries, 128, device="cuda", dtype=torch.bfloat16)
+    stored = torch.randn(2, 1, 4, 400, 128, device="cuda", dtype=torch.bfloat16)
+    for length in range(300, 312):
+        mods: list[Any] = [capped(20), near(length - queries, 90)]
+        key, value = stored[:, :, :, :length]
+        right = attention(query, key, value, *mods).out
+        for _ in range(2):
+            found: Any = flexc.flex_attention(
+                query, key, value, mods[0], mask_mod=mods[1]
+            )
+            torch.testing.assert_close(found.double(), right, atol=8e-3, rtol=0)

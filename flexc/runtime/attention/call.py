@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,14 +42,6 @@ from flexc.runtime.tapes.gpus import (
 
 LENGTH_MULTIPLE = 128
 """torch's own block size. Lengths that are multiples of it have whole blocks."""
-
-
-class KeyFacts(NamedTuple):
-    """Facts about keys on which the choice of a kernel depends, besides their dtype."""
-
-    placement: Placement
-    kv_len_multiple: int | None
-    max_length: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +196,7 @@ class Attention:
         query, stream = self.query, stream_of(self.query.device)
         kind = (block, query.shape[:3], self.key.size(2), self.few_rows)
         kind = (*kind, query.device, stream, self.backend, self.deterministic)
+        kind = (*kind, query.dtype, query.size(3), self.value.size(3))
         kept: Tables | None = notes.kept.get(kind)
         if kept is not None and (kept.serve_derivatives or not both):
             return kept
@@ -299,20 +292,21 @@ class Attention:
     def score_dtype(self) -> torch.dtype:
         return sum_dtype(self.query.dtype)
 
-    def key_facts(self) -> KeyFacts:
-        """Return what a build depends on of the number of keys and of their strides."""
-        return KeyFacts(
-            self.placement or Placement.of(*self.operands),
-            self.kv_len_multiple(),
-            max_length(self.query.size(2), self.key.size(2)),
-        )
+    def key_facts(self) -> Hashable:
+        """Return what `build` depends on of the number of keys and of their strides.
+
+        Captured tensors and tables, whose offsets it depends on too, are none of these.
+        """
+        _, key, value = self.operands
+        longest = max_length(self.query.size(2), self.key.size(2))
+        return Placement.of(key, key, value), self.kv_len_multiple(), longest
 
     def build(self) -> Build:
-        query, value = self.query, self.value
+        query, key, value = self.query, self.key, self.value
         operands = self.operands
         if self.computed_by.for_gpu:
             check_strides(*operands)
-        placement, kv_len_multiple, longest = self.key_facts()
+        placement = self.placement or Placement.of(*operands)
         call = AttentionCall(
             dtype=query.dtype,
             head_dim=query.size(3),
@@ -324,11 +318,11 @@ class Attention:
             values_in_keys=placement.values_in_keys and self.computed_by.for_gpu,
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
-            kv_len_multiple=kv_len_multiple,
+            kv_len_multiple=self.kv_len_multiple(),
             scale_positive=SAFE_FACTORS[0] < self.scale < SAFE_FACTORS[1],
             alignment=placement.alignment,
             index_width=32 if self.offsets_are_narrow() else 64,
-            max_length=longest,
+            max_length=max_length(query.size(2), key.size(2)),
             has_pairs=True,  # Other calls run no kernel.
             few_rows=self.few_rows,
             page_size=None if self.pages is None else self.pages.size,

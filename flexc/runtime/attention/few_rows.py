@@ -19,10 +19,8 @@ from flexc.passes.targets import target_named
 from flexc.passes.targets.target import Target
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.arguments import Tables
+from flexc.runtime.inputs.tensor_facts import MOST_QUERIES
 from flexc.runtime.kernels.schedules import SCHEDULES
-
-MOST_QUERIES = 16
-"""The most queries of a folded call: each number of queries has a kernel of its own."""
 
 HEAD = 1
 """The place of the head among a mask's arguments."""

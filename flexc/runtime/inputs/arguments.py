@@ -99,6 +99,7 @@ class Tables:
         """The tensors that hold all tables."""
         if self.packed is not None:
             return (self.packed.tensor,)
+        assert self.derivative is None, "planned tables are packed"
         return self.tensors + (() if self.columns is None else self.columns.tensors)
 
     @property

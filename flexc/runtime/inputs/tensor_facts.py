@@ -30,6 +30,10 @@ rows and 1024 columns.
 """
 
 
+MOST_QUERIES = 16
+"""The most queries of a folded call: each number of queries has a kernel of its own."""
+
+
 def max_length(*lengths: int) -> int | None:
     """Return the bound on lengths that kernels may assume, or None.
 

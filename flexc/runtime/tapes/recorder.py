@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._growing = growing
         self._grows = bool(growing)
-        """True if nothing but launches has read the growing tensors."""
+        """True if launches alone read the growing tensors, and take sizes as values."""
         self._steps: list[Step] = []
         self._tensors: list[Any] = []
         """The tensor of each slot, kept alive so that its id stays unique."""
@@ -282,8 +282,9 @@ class Recorder(TorchDispatchMode):
         for position, number, make in prepared.addresses:
             base, offset = self._origin[self._slot_of(args[number])]
             relocations.append(Relocation(position, base, offset, make))
-            # A tensor map holds sizes, and has a place of its own among the values.
-            is_itself = make is None and args[number] is self._tensors[base]
+            # Tensor maps hold sizes, and other values follow them.
+            self._grows &= make is None and position == number
+            is_itself = args[number] is self._tensors[base]
             self._grows &= is_itself or base not in self._growing
         self._steps.append(
             Launch(
@@ -291,7 +292,7 @@ class Recorder(TorchDispatchMode):
                 [int(v) if type(v) is Number else v for v in prepared.values],
                 tuple(relocations),
                 prepared.on_stream,
-                tuple(self._readings(args, origins())) if self._growing else (),
+                tuple(self._readings(args, origins())) if self._grows else (),
             )
         )
 
@@ -323,6 +324,11 @@ class Recorder(TorchDispatchMode):
         held = {slots[id(t)]: t for t in self._constants if id(t) in slots}
         others = (step.uses for step in steps if not isinstance(step, Launch))
         grows = self._grows and not wanted.union(*others) & set(self._growing)
+        if not grows:
+            steps = [
+                replace(step, readings=()) if isinstance(step, Launch) else step
+                for step in steps
+            ]
         return Tape(device, self._given, held, steps, given, grows)
 
 

@@ -116,7 +116,7 @@ class Reading(NamedTuple):
     """A value of a launch that each replay reads from what is given in a slot."""
 
     position: int
-    """The index among the values."""
+    """The index among the values, and among the kernel's arguments."""
     slot: int
     kind: Literal["number", "shape", "stride()"]
     dim: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flexc
+from flexc.errors import DivisionByZeroError, ShapeError
 from flexc.runtime import growing
+from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.attention.run import CPU_KEYS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.replay import repeats
 from flexc.runtime.tapes.recorder import Recorder
+from flexc.runtime.tapes.tape import Address, Prepared
 from tests.support.reference import attention
 
 Layout = Callable[[Tensor, int], Tensor]
@@ -67,6 +72,12 @@ MODS: list[dict[str, Any]] = [
     {"mask_mod": from_key(3), "score_mod": scaled(0.5)},
     {"return_lse": True},
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    repeats.KNOWN.clear()
+    growing.clear()
 
 
 @pytest.fixture
@@ -199,6 +210,148 @@ def test_captured_integers_change_with_the_length(
             assert torch.equal(found, right)
     if mask is behind:  # Positions of 41 bits have another kernel.
         assert len(recorded) == 3
+
+
+def branching(position: int, window: int) -> Callable[..., Tensor]:
+    """Python decides by a captured integer."""
+
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        near = k <= q + position
+        return near & (k > q + position - window) if window > 0 else near
+
+    return mask
+
+
+def powered(position: int, window: int) -> Callable[..., Tensor]:
+    """Python computes with a captured integer in ways that a trace fixes."""
+    return lambda b, h, q, k: k <= min(position, 25) + 2 ** min(max(window, 0), 3)
+
+
+def counted(position: int, window: int) -> Callable[..., Tensor]:
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        found = k <= q + position
+        for i in range(max(window, 0)):
+            found = found & (k != 2 * i + 1)
+        return found
+
+    return mask
+
+
+@pytest.mark.parametrize("mask", [branching, powered, counted])
+@torch.no_grad()
+def test_traces_that_depend_on_captured_integers(mask: Callable[..., Any]) -> None:
+    buffers = tensors(40)
+    windows = [5, 5, 5, -1, 3, 0, 5, 2, 1]
+    steps = [(20 + i, 19 + i, w) for i, w in enumerate(windows)]
+    mods = [{"mask_mod": mask(position, w)} for _, position, w in steps]
+    expected = [
+        fresh(buffers, n, viewed, **m) for (n, *_), m in zip(steps, mods, strict=True)
+    ]
+    for (length, *_), own, right in zip(steps, mods, expected, strict=True):
+        for _ in range(2):
+            assert torch.equal(decode(buffers, length, viewed, **own), right)
+
+
+@torch.no_grad()
+def test_errors_are_those_of_other_calls() -> None:
+    query, key, value = buffers = tensors(40)
+    for length in (20, 20, 21, 21, 22):
+        decode(buffers, length, viewed)
+    with pytest.raises(ShapeError, match="length"):
+        flexc.flex_attention(query, key[:, :, :25], value[:, :, :1], enable_gqa=True)
+    assert not decode(buffers, 0, viewed).any()
+
+    def divided(n: int) -> Any:
+        return lambda s, b, h, q, k: s + k % n
+
+    for length in (20, 20, 21, 21, 22):
+        decode(buffers, length, viewed, score_mod=divided(length))
+    with pytest.raises(DivisionByZeroError):
+        decode(buffers, 23, viewed, score_mod=divided(0))
+
+
+@torch.no_grad()
+def test_threads_share_tapes() -> None:
+    buffers = tensors(150)
+    lengths = range(2, 150)
+
+    def mods(n: int) -> dict[str, Any]:
+        return {"score_mod": lambda s, b, h, q, k: torch.where(k < n // 2, s, s / 2)}
+
+    expected = {n: fresh(buffers, n, viewed, **mods(n)) for n in lengths}
+    wrong: list[int] = []
+
+    def work() -> None:
+        with torch.no_grad():
+            for n in [m for m in lengths for _ in range(3)]:
+                if not torch.equal(decode(buffers, n, viewed, **mods(n)), expected[n]):
+                    wrong.append(n)
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_large_queries_are_not_held() -> None:
+    query = torch.randn(1, 4, 1 << 16, 16)[:, :, -1:]
+    _, *keys = tensors(40)
+    with torch.no_grad():
+        for length in (20, 20, 21, 21, 22):
+            decode([query, *keys], length, viewed)
+    (calls,) = growing._known._values.values()
+    held = calls[0]._blank.query.untyped_storage()
+    assert held.nbytes() <= 64
+
+
+@given(st.data())
+def test_the_facts_of_keys_determine_a_build(data: st.DataObject) -> None:
+    """Together with those of the query: calls of equal facts have equal builds."""
+    dim = data.draw(st.sampled_from([8, 16]))
+    memory = torch.zeros(1 << 16)
+
+    def rows(length: int) -> Tensor:
+        step = data.draw(st.sampled_from([dim, dim + 4, dim + 1]))
+        heads = data.draw(st.sampled_from([step * length, step * length + 1]))
+        first = data.draw(st.sampled_from([0, 0, 4, 1]))
+        shape = (1, 2, length, dim)
+        return memory.as_strided(shape, (2 * heads, heads, step, 1), first)
+
+    query = rows(1)
+    builds: dict[Any, Any] = {}
+    for _ in range(6):
+        length = data.draw(st.integers(1, 200))
+        key = rows(length)
+        value = data.draw(st.sampled_from([key, key.clone(), rows(length)]))
+        call = Attention(
+            query, key, value, 0.25, None, read_signature(None, None, query.device),
+            Outputs(), "cpp", NO_CHOICES,
+        )  # fmt: skip
+        assert builds.setdefault(call.key_facts(), call.build()) == call.build()
+
+
+def test_tensor_maps_hold_sizes(recorded: list[Recorder]) -> None:
+    """Their sizes are values, which move other values from their arguments' places."""
+
+    class Launcher:
+        def launch(self, *values: Any) -> None: ...
+
+    query, key, _ = operands = tensors(8)
+    for make in (None, lambda address: address):
+        with Recorder(operands, growing.PLACES) as recorder:
+            values = [0, 8, 7, 7] if make else [0, 8]
+            addresses = (Address(0, 0, make),)
+            recorder.launch(
+                Prepared(Launcher(), values, addresses, False),
+                [key, 8],
+                lambda: [None, (key, "dim", 2, 1)],
+            )
+        tape = recorder.tape([query], query.device)
+        assert tape is not None
+        assert tape.grows == (make is None)
+        assert ("shape" in tape.source) == (make is None)
 
 
 @torch.no_grad()
