@@ -167,6 +167,10 @@ class CaptureIndices:
             self._why(indices) if by is Coordinates.PAIR else "",
         )
 
+    def loads_of_pairs(self) -> list[flex.LoadCaptureOp]:
+        """Return the reads that vary with rows and columns: those of each pair."""
+        return [o for o in self.loads() if self.along(o.indices) & PAIR == PAIR]
+
     def are_computed_for_pairs(self) -> bool:
         """Return True if an index varies with rows and columns, and is no `Line`."""
         return any(

@@ -163,6 +163,18 @@ class Attention:
         is_finer = block[0] <= given[0] and block[1] <= given[1]
         return block if is_finer and origin.is_current() else given
 
+    def derivative_block(self, block: Block) -> Block | None:
+        """Return the size of the blocks that are planned for derivatives.
+
+        Return None if they are those of attention, the given ones.
+        """
+        compiled, captures = self._without_tables()
+        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
+        found = mask.derivative_block(block, self.deterministic)
+        if found is None or not compiled.reads.have_one_index(found, captures):
+            return None
+        return found
+
     def _without_tables(self) -> tuple[Compiled, list[Any]]:
         """Return the compiled call that reads no tables, and the captures it reads."""
         compiled = replace(self, tables=None).compiled()
@@ -222,15 +234,13 @@ class Attention:
     def _plan(self, block: Block, both: bool) -> Tables:
         """Plan the blocks of a mask without bounds, from its captures."""
         own = self.tables and self.tables.origin
-        compiled, captures = self._without_tables()
-        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         signature = read_mods(None, own.mask_mod) if own else self.signature
         return plan_tables(
             signature,
             self.query,
             self.key,
             block,
-            mask.derivative_block(block, self.deterministic),
+            self.derivative_block(block) if both else None,
             backend=self.backend,
             refine=own is not None,
             mods=None if own else self.trace(),

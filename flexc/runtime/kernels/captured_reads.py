@@ -32,6 +32,7 @@ from flexc.dialects import flex
 from flexc.dialects.mod_region import is_scalar
 from flexc.errors import CapturedIndexError, NotANumberError
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.copier import location_of
 from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
 from flexc.passes.scalar.ranges.index_proofs import captures_inside
@@ -117,8 +118,9 @@ class CapturedReads:
         mods = (op.mask_mod, op.score_mod)
         if all(captures_inside(mod, positions, known) for mod in mods):
             return None
-        mask = Evaluation(op.mask_mod, sizes, known)
-        score = Evaluation(op.score_mod, sizes, known)
+        at = pairs_of(sizes)
+        mask = Evaluation(op.mask_mod, at, known)
+        score = Evaluation(op.score_mod, at, known)
         every = torch.ones((), dtype=torch.bool)
         live = mask.values.get(mask.yielded)
         for evaluation, counts in ((mask, every), (score, live)):
@@ -126,6 +128,24 @@ class CapturedReads:
                 for read in evaluation.outside(counts):
                     return read.error()
         return None
+
+    def have_one_index(self, block: tuple[int, int], captures: Sequence[Any]) -> bool:
+        """Return True if each read of the mask by pair has one index in a block.
+
+        A block whose reads have several indices cannot be classified. One block is
+        looked at, since tables of blocks are read at quotients of positions.
+        """
+        mask = self.attention.mask_mod
+        loads = CaptureIndices(mask).loads_of_pairs()
+        if not loads:
+            return True
+        rows, columns = (torch.tensor([n, 2 * n - 1], dtype=torch.int32) for n in block)
+        zero = torch.zeros((1, 1, 1), dtype=torch.int32)
+        at = [zero, zero, *torch.cartesian_prod(rows, columns).unbind(1)]
+        with unrecorded(), torch.device("cpu"):
+            values = Evaluation(mask, at, tuple(map(_known, captures))).values
+        found = [values.get(i) for load in loads for i in load.indices]
+        return all(i is not None and (i == i.flatten()[0]).all() for i in found)
 
     def check_all(self, args: Sequence[Any]) -> None:
         """Evaluate the mods for all pairs of a call, given the kernel's inputs.
@@ -223,10 +243,10 @@ class Evaluation:
     Values have the dimensions (batches, heads, pairs).
     """
 
-    def __init__(self, region: Region, sizes: Sequence[int], known: Sequence[Known]):
+    def __init__(self, region: Region, at: Sequence[Tensor], known: Sequence[Known]):
         self.region = region
         self.wrong: dict[SSAValue, Tensor] = {}
-        self.at = pairs_of(sizes)
+        self.at = list(at)
         args = region.block.args[len(region.block.args) - len(known) :]
         self.shapes: dict[SSAValue, tuple[int, ...]] = {}
         self.values: dict[SSAValue, Tensor] = dict(

@@ -386,3 +386,22 @@ def test_gradients_with_blocks_of_their_own(
         for a, b in zip((out, *found), (expected, *right), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
     assert used == {block}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(128, 384), (256, 768), (64, 384)])
+def test_tables_of_blocks_keep_blocks_that_are_classified(
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int
+) -> None:
+    """In a block of derivatives a table must be read at one place."""
+    monkeypatch.setattr(CppTarget, "derivative_block", lambda *_: (128, 384))
+    table = torch.rand(40, 40, generator=torch.Generator().manual_seed(1)) < 0.5
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return table[q_idx // rows, kv_idx // columns] & (q_idx >= kv_idx)
+
+    query = torch.randn(1, 1, 2048, 16)
+    call = replace(attention(None, mask_mod), query=query, key=query, value=query)
+    found = call.resolve_tables(both=True).tables
+    assert found is not None
+    is_derived = found.derivative is not None
+    assert is_derived == (rows % 128 == 0 and columns % 384 == 0)

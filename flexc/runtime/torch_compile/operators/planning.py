@@ -51,7 +51,7 @@ def choose_blocks(call: Attention) -> PlannedBlocks | None:
     along = find_plan(call.signature, call.trace(), problem, device, backend).along
     if not is_ordered(collapsed(problem, along), device):
         return None
-    derived = mask.derivative_block(block, call.deterministic)
+    derived = call.derivative_block(block)
     return PlannedBlocks(block, Along.BATCH in along, Along.HEAD in along, derived)
 
 
