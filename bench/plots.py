@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+LABEL_WIDTH = 1.6
+"""The room for a label of a legend, in inches."""
+
 
 def add_legend(figure: Any, axes: Any, first: Iterable[str]) -> None:
     """One for all panels, below them, with the labels of `first` in that order."""
@@ -18,7 +21,7 @@ def add_legend(figure: Any, axes: Any, first: Iterable[str]) -> None:
         [found[name] for name in order],
         order,
         loc="outside lower center",
-        ncols=max(1, min(8, len(found))),
+        ncols=max(1, min(len(found), int(figure.get_figwidth() // LABEL_WIDTH))),
         fontsize=9,
         frameon=False,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from bench.gpu.cells import VARIANTS, Cell
@@ -28,6 +29,8 @@ STYLES = {
 DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward"}
 PANEL = (5.6, 2.9)
 """Inches."""
+CHARACTERS = 12
+"""The characters of the title for each inch."""
 BAR = 0.15
 """The width of a bar, of the distance between variants."""
 
@@ -60,8 +63,9 @@ def draw(results: Results, path: Path) -> None:
         for panel, head_dim in zip(panels, head_dims, strict=True):
             draw_panel(panel, results, head_dim, seq, direction)
         panels[0].set_ylabel("TFLOP/s")
+    machine = fill(results.machine, int(CHARACTERS * size[0]))
     figure.suptitle(
-        f"{results.machine}\nTFLOP/s over unmasked pairs, higher is better", fontsize=10
+        f"{machine}\nTFLOP/s over unmasked pairs, higher is better", fontsize=10
     )
     add_legend(figure, axes, [name for name, _ in STYLES.values()])
     figure.savefig(path)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from flexc.runtime.autograd.template import without_tensors
+from flexc.runtime.autograd.template import INPUTS, without_tensors
 from flexc.runtime.inputs.tensor_facts import MOST_QUERIES
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay.equal_facts import facts_without_rows
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 PLACES = 1, 2
 """The places of key and value among the tensors of a call."""
-
-CAPTURES = 3
-"""The place of the first capture."""
 
 MOST_KINDS, MOST_TAPES = 256, 64
 """The most kinds of calls that are remembered, and tapes of a kind."""
@@ -106,7 +103,7 @@ def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
     besides their decisions: if keys are in other tensors too, or a mod reads tensors.
     """
     key, facts = exact
-    operands, captures = tensors[:CAPTURES], tensors[CAPTURES:]
+    operands, captures = tensors[:INPUTS], tensors[INPUTS:]
     if any(isinstance(c, Tensor) for c in captures):
         return None
     if any(t.dim() != 4 for t in operands) or operands[0].size(2) > MOST_QUERIES:
@@ -117,7 +114,7 @@ def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
 def marked(call: Attention) -> Attention:
     """Return a call whose captured integers are read at each replay of its tape."""
     captures = tuple(
-        Number.of(c, CAPTURES + i) if type(c) is int else c
+        Number.of(c, INPUTS + i) if type(c) is int else c
         for i, c in enumerate(call.signature.captures)
     )
     return replace(call, signature=replace(call.signature, captures=captures))
@@ -125,7 +122,7 @@ def marked(call: Attention) -> Attention:
 
 def find(kind: Hashable, tensors: Sequence[Any]) -> Tape | None:
     """Return the tape of an earlier call that serves these tensors, else None."""
-    captures = tensors[CAPTURES:]
+    captures = tensors[INPUTS:]
     calls = _known.find(kind, lambda calls: calls.traced.guards.hold(captures))
     return calls and calls.tape(tensors)
 

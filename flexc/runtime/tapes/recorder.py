@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,8 +91,6 @@ Origin = tuple[Tensor, str, int, int]
 """The tensor of which an argument is a size or a stride, "dim" or "stride", the
 dimension, and the unit of a stride.
 """
-
-KINDS: dict[str, Literal["shape", "stride()"]] = {"dim": "shape", "stride": "stride()"}
 
 ROWS = 2
 """The dimension of rows in (batch, heads, rows, head dim)."""
@@ -263,6 +261,9 @@ class Recorder(TorchDispatchMode):
             return Slot(self._slot_of(arg))
         if isinstance(arg, list | tuple):
             return type(arg)(self._referred(a) for a in arg)
+        if type(arg) is Number:  # The tape would hold this one.
+            self._grows = False
+            return int(arg)
         return arg
 
     def launch(
@@ -308,7 +309,7 @@ class Recorder(TorchDispatchMode):
             tensor, kind, dim, unit = origin
             slot = self._slots.get(id(tensor), -1)
             if slot in self._growing and (dim == ROWS if kind == "dim" else dim < ROWS):
-                yield Reading(position, slot, KINDS[kind], dim, unit)
+                yield Reading(position, slot, kind, dim, unit)
 
     def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:
         """Return the tape of the recorded steps for these results, None if refused."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -118,7 +118,8 @@ class Reading(NamedTuple):
     position: int
     """The index among the values, and among the kernel's arguments."""
     slot: int
-    kind: Literal["number", "shape", "stride()"]
+    kind: str
+    """The kind of value: "number" for the slot's own, else "dim" or "stride"."""
     dim: int = 0
     unit: int = 1
     """A stride is divided by this number."""
@@ -187,7 +188,9 @@ class Launch:
             address += f" + {offset}" if offset else ""
             values[position] = address if make is None else f"{names(make)}({address})"
         for position, slot, kind, dim, unit in self.readings:
-            found = f"t{slot}" if kind == "number" else f"t{slot}.{kind}[{dim}]"
+            found = f"t{slot}"
+            if kind != "number":
+                found += f".shape[{dim}]" if kind == "dim" else f".stride()[{dim}]"
             values[position] = found if unit == 1 else f"{found} // {unit}"
         first = ["stream"] if self.on_stream else []
         return f"{names(self.launcher)}.launch({', '.join(first + values)})"
