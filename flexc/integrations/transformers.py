@@ -67,6 +67,8 @@ def make_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = bidirectional_mask_function,
     attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = False,
     **_: Any,
 ) -> FunctionMask | None:
     """Return the mask of some of a model's layers, None if it keeps all pairs.
@@ -80,12 +82,18 @@ def make_mask(
         mask_function: a function that returns True for a live pair of positions.
         attention_mask: a tensor (batch, positions) that is False for padding. Positions
             beyond it are padding too.
+        local_size: the size of the window or of the chunks of `mask_function`.
+        allow_is_causal_skip: True if `mask_function` is causal, within a window or a
+            chunk if there is a `local_size`, and nothing else.
     """
     mask = None if mask_function is bidirectional_mask_function else mask_function
     last_key = kv_offset + kv_length - 1
-    is_last = q_length == 1 and not isinstance(q_offset, Tensor)
-    if mask is causal_mask_function and is_last and q_offset >= last_key:
-        mask = None  # A causal mask keeps all keys of the last position.
+    if q_length == 1 and not isinstance(q_offset, Tensor) and q_offset >= last_key:
+        # A causal mask keeps all keys of the last position, which is in the first
+        # window and chunk here.
+        is_local = local_size is not None and q_offset < local_size
+        is_local = is_local and allow_is_causal_skip
+        mask = None if is_local or mask is causal_mask_function else mask
     if attention_mask is not None:
         mask = without_padding(mask, attention_mask, kv_length + kv_offset)
     if mask is None:

@@ -17,7 +17,11 @@ from tests.support.pairwise import in_turn
 
 hf: Any = pytest.importorskip("transformers")
 
-from transformers.masking_utils import causal_mask_function  # noqa: E402
+from transformers.masking_utils import (  # noqa: E402
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
 
 from flexc.integrations.transformers import (  # noqa: E402
     FunctionMask,
@@ -254,6 +258,28 @@ def test_the_last_query_needs_no_causal_mask() -> None:
         for causal in (True, False)
     )
     assert torch.equal(found, wanted)
+
+
+LOCAL = {
+    "window": sliding_window_causal_mask_function(4),
+    "chunk": chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+@pytest.mark.parametrize("position", range(10))
+def test_the_first_window_needs_no_mask(kind: str, position: int) -> None:
+    """A single query at each position, whose mask is None only if all keys are live."""
+    for first in {0, max(0, position - 3)}:
+        given: Any = (1, 1, position + 1 - first, position, first, LOCAL[kind])
+        made = make_mask(*given, local_size=4, allow_is_causal_skip=True)
+        assert (made is None) == (position < 4)
+        keys = torch.arange(first, position + 1)
+        live = LOCAL[kind](
+            torch.tensor(0), torch.tensor(0), torch.tensor(position), keys
+        )
+        assert made is not None or live.all()
+        assert make_mask(*given, local_size=4) is not None
 
 
 SHAPES = [(BATCH, 1, LENGTH, LENGTH), (1, 4, LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)]
