@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PLACES = 1, 2
 """The places of key and value among the tensors of a call."""
 
-MOST_KINDS, MOST_TAPES = 256, 64
-"""The most kinds of calls that are remembered, and tapes of a kind."""
+MOST_CALLS, MOST_TAPES = 256, 64
+"""The most `GrowingCalls` that are remembered, and the most tapes of each."""
 
 
 class GrowingCalls:
@@ -65,6 +65,8 @@ class GrowingCalls:
 
         What may differ from an earlier call is checked as for a call without a tape.
         """
+        if not self.traced.guards.hold(tensors[INPUTS:]):
+            return None
         call = self._bind(tensors)
         if not call.has_pairs or call.key.size(2) != call.value.size(2):
             return None
@@ -93,7 +95,7 @@ class GrowingCalls:
         return facts, proofs, count_splits(call, compiled, proofs)
 
 
-_known: Recent[GrowingCalls] = Recent(MOST_KINDS)
+_known: Recent[GrowingCalls] = Recent(MOST_CALLS)
 
 
 def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
@@ -122,9 +124,15 @@ def marked(call: Attention) -> Attention:
 
 def find(kind: Hashable, tensors: Sequence[Any]) -> Tape | None:
     """Return the tape of an earlier call that serves these tensors, else None."""
-    captures = tensors[INPUTS:]
-    calls = _known.find(kind, lambda calls: calls.traced.guards.hold(captures))
-    return calls and calls.tape(tensors)
+    tape: Tape | None = None
+
+    def serves(calls: GrowingCalls) -> bool:
+        nonlocal tape
+        tape = calls.tape(tensors)
+        return tape is not None
+
+    _known.find(kind, serves)
+    return tape
 
 
 def remember(

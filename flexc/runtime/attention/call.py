@@ -147,7 +147,7 @@ class Attention:
             return given
         if self.signature.mods == (None, None):
             return None
-        compiled, captures = self._without_tables()
+        compiled, captures = self._compiled_without_tables()
         compiled.reads.check(self.pairs, captures)
         if self.computed_by.is_dense:
             return given
@@ -168,14 +168,14 @@ class Attention:
 
         Return None if they are those of attention, the given ones.
         """
-        compiled, captures = self._without_tables()
+        compiled, captures = self._compiled_without_tables()
         mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         found = mask.derivative_block(block, self.deterministic)
         if found is None or not compiled.reads.have_one_index(found, captures):
             return None
         return found
 
-    def _without_tables(self) -> tuple[Compiled, list[Any]]:
+    def _compiled_without_tables(self) -> tuple[Compiled, list[Any]]:
         """Return the compiled call that reads no tables, and the captures it reads."""
         compiled = replace(self, tables=None).compiled()
         return compiled, compiled.attention.arguments(self.signature.captures)
@@ -206,9 +206,9 @@ class Attention:
         if notes is None or is_capturing(self.query):
             return self._find_tables(block, both)
         query, stream = self.query, stream_of(self.query.device)
-        kind = (block, query.shape[:3], self.key.size(2), self.few_rows)
-        kind = (*kind, query.device, stream, self.backend, self.deterministic)
-        kind = (*kind, query.dtype, query.size(3), self.value.size(3))
+        shape = query.shape, self.key.size(2), self.value.size(3), self.few_rows
+        place = query.dtype, query.device, stream, self.backend
+        kind = block, shape, place, self.deterministic
         kept: Tables | None = notes.kept.get(kind)
         if kept is not None and (kept.serve_derivatives or not both):
             return kept

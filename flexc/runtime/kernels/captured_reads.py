@@ -132,8 +132,9 @@ class CapturedReads:
     def have_one_index(self, block: tuple[int, int], captures: Sequence[Any]) -> bool:
         """Return True if each read of the mask by pair has one index in a block.
 
-        A block whose reads have several indices cannot be classified. One block is
-        looked at, since tables of blocks are read at quotients of positions.
+        A block whose reads have several indices cannot be classified. Only the corners
+        of one block are compared, which is exact for quotients of positions. For other
+        indices a wrong answer costs speed.
         """
         mask = self.attention.mask_mod
         loads = CaptureIndices(mask).loads_of_pairs()

@@ -107,6 +107,7 @@ class Number(int):
 
     @classmethod
     def of(cls, value: int, slot: int) -> Number:
+        """Return the integer of a slot."""
         found = cls(value)
         found.slot = slot
         return found

@@ -45,6 +45,7 @@ class PlannedBlocks(NamedTuple):
     by_head: bool
 
     derivative_block: tuple[int, int] | None = None
+    """The blocks of the tables for derivatives, if they are others."""
 
     def problem(self, sizes: Sequence[int]) -> Problem:
         """Return the problem to plan for (batch, heads, q_len, kv_len)."""
