@@ -7,6 +7,7 @@ the mask captures, so that nothing is compiled as a cache grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
 )
 from transformers.utils.import_utils import is_tracing
 
@@ -67,8 +70,6 @@ def make_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = bidirectional_mask_function,
     attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = False,
     **_: Any,
 ) -> FunctionMask | None:
     """Return the mask of some of a model's layers, None if it keeps all pairs.
@@ -82,18 +83,13 @@ def make_mask(
         mask_function: a function that returns True for a live pair of positions.
         attention_mask: a tensor (batch, positions) that is False for padding. Positions
             beyond it are padding too.
-        local_size: the size of the window or of the chunks of `mask_function`.
-        allow_is_causal_skip: True if `mask_function` is causal, within a window or a
-            chunk if there is a `local_size`, and nothing else.
     """
     mask = None if mask_function is bidirectional_mask_function else mask_function
     last_key = kv_offset + kv_length - 1
-    if q_length == 1 and not isinstance(q_offset, Tensor) and q_offset >= last_key:
-        # A causal mask keeps all keys of the last position, which is in the first
-        # window and chunk here.
-        is_local = local_size is not None and q_offset < local_size
-        is_local = is_local and allow_is_causal_skip
-        mask = None if is_local or mask is causal_mask_function else mask
+    is_last = q_length == 1 and not isinstance(q_offset, Tensor)
+    is_last = is_last and q_offset >= last_key
+    if is_last and q_offset - kv_offset < window_of(mask_function):
+        mask = None  # A causal mask keeps all keys of the last position.
     if attention_mask is not None:
         mask = without_padding(mask, attention_mask, kv_length + kv_offset)
     if mask is None:
@@ -104,6 +100,28 @@ def make_mask(
     elif q_offset != 0 or kv_offset != 0:
         mask = shifted(mask, q_offset, kv_offset)
     return FunctionMask(mask, batch_size, (q_length, kv_length))
+
+
+CAUSAL_WINDOW = sliding_window_causal_mask_function(1).__code__
+WINDOW = sliding_window_overlay(1).__code__
+"""The code of transformers' causal masks within a window, and of their windows."""
+
+
+def window_of(mask_function: Any) -> float:
+    """Return the number of keys that a causal mask of transformers keeps for a query.
+
+    Return 0 for other masks.
+    """
+    if mask_function is causal_mask_function:
+        return math.inf
+    if getattr(mask_function, "__code__", None) is not CAUSAL_WINDOW:
+        return 0
+    (masks,) = (cell.cell_contents for cell in mask_function.__closure__)
+    windows = [m for m in masks if getattr(m, "__code__", None) is WINDOW]
+    if len(windows) != 1 or set(masks) != {*windows, causal_mask_function}:
+        return 0
+    (window,) = (cell.cell_contents for cell in windows[0].__closure__)
+    return window
 
 
 def without_padding(

@@ -18,9 +18,13 @@ from tests.support.pairwise import in_turn
 hf: Any = pytest.importorskip("transformers")
 
 from transformers.masking_utils import (  # noqa: E402
+    and_masks,
     causal_mask_function,
     chunked_causal_mask_function,
+    or_masks,
+    sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
+    sliding_window_overlay,
 )
 
 from flexc.integrations.transformers import (  # noqa: E402
@@ -260,26 +264,27 @@ def test_the_last_query_needs_no_causal_mask() -> None:
     assert torch.equal(found, wanted)
 
 
-LOCAL = {
-    "window": sliding_window_causal_mask_function(4),
+WINDOW = sliding_window_causal_mask_function(4)
+OTHERS = {
     "chunk": chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
+    "both": and_masks(WINDOW, causal_mask_function),
+    "bidirectional": sliding_window_bidirectional_mask_function(4),
+    "window": sliding_window_overlay(4),
+    "or": or_masks(sliding_window_overlay(4), causal_mask_function),
 }
 
 
-@pytest.mark.parametrize("kind", LOCAL)
 @pytest.mark.parametrize("position", range(10))
-def test_the_first_window_needs_no_mask(kind: str, position: int) -> None:
-    """A single query at each position, whose mask is None only if all keys are live."""
-    for first in {0, max(0, position - 3)}:
-        given: Any = (1, 1, position + 1 - first, position, first, LOCAL[kind])
-        made = make_mask(*given, local_size=4, allow_is_causal_skip=True)
-        assert (made is None) == (position < 4)
+def test_a_window_of_live_keys_needs_no_mask(position: int) -> None:
+    """A single query at each position has no mask only if all of its keys are live."""
+    for first in {0, max(0, position - 4), max(0, position - 3)}:
+        given = (1, 1, position + 1 - first, position, first)
         keys = torch.arange(first, position + 1)
-        live = LOCAL[kind](
-            torch.tensor(0), torch.tensor(0), torch.tensor(position), keys
-        )
-        assert made is not None or live.all()
-        assert make_mask(*given, local_size=4) is not None
+        zero = torch.tensor(0)
+        live = WINDOW(zero, zero, torch.tensor(position), keys)
+        assert (make_mask(*given, WINDOW) is None) == bool(live.all())
+        for other in OTHERS.values():
+            assert make_mask(*given, other) is not None
 
 
 SHAPES = [(BATCH, 1, LENGTH, LENGTH), (1, 4, LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)]
