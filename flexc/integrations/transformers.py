@@ -241,6 +241,31 @@ def with_added(score_mod: ScoreMod | None, added: list[MaskMod]) -> ScoreMod:
     return lambda score, *at: before(score, *at) + last(*at)
 
 
+READERS: dict[str, Callable[[Tensor], MaskMod]] = {
+    "": lambda t: lambda b, h, q, k: t,
+    "b": lambda t: lambda b, h, q, k: t[b],
+    "h": lambda t: lambda b, h, q, k: t[h],
+    "q": lambda t: lambda b, h, q, k: t[q],
+    "k": lambda t: lambda b, h, q, k: t[k],
+    "bh": lambda t: lambda b, h, q, k: t[b, h],
+    "bq": lambda t: lambda b, h, q, k: t[b, q],
+    "bk": lambda t: lambda b, h, q, k: t[b, k],
+    "hq": lambda t: lambda b, h, q, k: t[h, q],
+    "hk": lambda t: lambda b, h, q, k: t[h, k],
+    "qk": lambda t: lambda b, h, q, k: t[q, k],
+    "bhq": lambda t: lambda b, h, q, k: t[b, h, q],
+    "bhk": lambda t: lambda b, h, q, k: t[b, h, k],
+    "bqk": lambda t: lambda b, h, q, k: t[b, q, k],
+    "hqk": lambda t: lambda b, h, q, k: t[h, q, k],
+    "bhqk": lambda t: lambda b, h, q, k: t[b, h, q, k],
+}
+"""Functions of positions that read a tensor, by its dimensions.
+
+A function for all of them would read indices that it captures, and each call would read
+the function for longer.
+"""
+
+
 def broadcast(table: Tensor) -> Callable[..., Tensor]:
     """Return a function of positions that reads a tensor, broadcast to all of them.
 
@@ -251,7 +276,6 @@ def broadcast(table: Tensor) -> Callable[..., Tensor]:
             "a mask or bias expects up to 4 dimensions (batch, heads, queries, keys), "
             f"got {tuple(table.shape)}"
         )
-    first = 4 - table.dim()
-    kept = [first + i for i, size in enumerate(table.shape) if size != 1]
-    table = table.squeeze()
-    return lambda *at: table[tuple([at[i] for i in kept])]
+    names = "bhqk"[4 - table.dim() :]
+    kept = "".join(n for n, size in zip(names, table.shape, strict=True) if size != 1)
+    return READERS[kept](table.squeeze())
