@@ -127,15 +127,13 @@ class GluonTarget(TritonTarget):
         sizes = TileSizes(PAIR_ROWS, columns, PART_WARPS, 2)
         return within(sizes, shape.sparse_block)
 
-    def derivative_block(
-        self, bits: int, widest: int, deterministic: bool
-    ) -> Block | None:
+    def derivative_block(self, bits: int, widest: int) -> Block | None:
         """Return the columns and rows of the one kernel of all sums, if there is one.
 
         Its rows are keys.
         """
-        if deterministic or bits > WIDTH or not NARROW < widest <= WIDE:
-            return super().derivative_block(bits, widest, deterministic)
+        if bits > WIDTH or not NARROW < widest <= WIDE:
+            return super().derivative_block(bits, widest)
         return PAIR_COLUMNS, PAIR_ROWS
 
     def check(self, sizes: TileSizes, num_warps: int | None) -> None:

@@ -225,9 +225,7 @@ class Target(ABC):
         """Return the size of a planned block; `is_given` if a user chose `tile`."""
         return tile.block_m, tile.block_n
 
-    def derivative_block(
-        self, bits: int, widest: int, deterministic: bool
-    ) -> Block | None:
+    def derivative_block(self, bits: int, widest: int) -> Block | None:
         """Return the size of a block that is planned for kernels of derivatives.
 
         Return None if the blocks of attention serve them as well.

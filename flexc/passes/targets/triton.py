@@ -176,9 +176,7 @@ class TritonTarget(Target):
 
         return fitted(choices, shape.sparse_block, divisor, fits)
 
-    def derivative_block(
-        self, bits: int, widest: int, deterministic: bool
-    ) -> Block | None:
+    def derivative_block(self, bits: int, widest: int) -> Block | None:
         """Return blocks of whole tiles, which are larger than those of short rows."""
         return DERIVATIVE_BLOCK if bits <= 16 else None
 

@@ -170,7 +170,7 @@ class Attention:
         """
         compiled, captures = self._compiled_without_tables()
         mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
-        found = mask.derivative_block(block, self.deterministic)
+        found = mask.derivative_block(block)
         if found is None or not compiled.reads.have_one_index(found, captures):
             return None
         return found
@@ -208,7 +208,7 @@ class Attention:
         query, stream = self.query, stream_of(self.query.device)
         shape = query.shape, self.key.size(2), self.value.size(3), self.few_rows
         place = query.dtype, query.device, stream, self.backend
-        kind = block, shape, place, self.deterministic
+        kind = block, shape, place
         kept: Tables | None = notes.kept.get(kind)
         if kept is not None and (kept.serve_derivatives or not both):
             return kept

@@ -286,8 +286,8 @@ class MaskReading:
     They are multiples of the tile of a kernel that reads tables. On a CPU, the number
     of columns is free.
     """
-    derivative_blocks: tuple[Block | None, Block | None]
-    """The same for derivatives, and for deterministic ones, if they have others."""
+    least_derivative_block: Block | None
+    """The least block for derivatives, None if they take any."""
 
     def is_planned(self, sizes: Sequence[int]) -> bool:
         """Return True if a call of (batch, heads, q_len, kv_len) plans its blocks."""
@@ -301,15 +301,14 @@ class MaskReading:
             m, n = 2 * m, 2 * n
         return m, n
 
-    def derivative_block(self, block: Block, deterministic: bool) -> Block | None:
+    def derivative_block(self, block: Block) -> Block | None:
         """Return the rows and columns of the blocks that are planned for derivatives.
 
         Return None if they are the planned `block`.
         """
-        wanted = self.derivative_blocks[deterministic]
-        if wanted is None:
+        if self.least_derivative_block is None:
             return None
-        m, n = map(max, wanted, block)
+        m, n = map(max, self.least_derivative_block, block)
         return None if (m, n) == block else (m, n)
 
 
@@ -327,7 +326,7 @@ def read_mask(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> MaskRea
         classifier,
         tile,
         _planned_block(op, convert),
-        _derivative_blocks(op, convert),
+        _derivative_block(op, convert),
     )
 
 
@@ -336,10 +335,9 @@ def _planned_block(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> Bl
     return convert.rules.planned_block(tile, convert.block_m is not None)
 
 
-def _derivative_blocks(
+def _derivative_block(
     op: AttentionOp, convert: ConvertFlexToBlocksparsePass
-) -> tuple[Block | None, Block | None]:
+) -> Block | None:
     shape = attention_shape(op)
     widest = max(shape.head_dim, shape.value_dim)
-    rule = convert.rules.derivative_block
-    return rule(shape.bits, widest, False), rule(shape.bits, widest, True)
+    return convert.rules.derivative_block(shape.bits, widest)
