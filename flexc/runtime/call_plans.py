@@ -38,7 +38,7 @@ from flexc.runtime.autograd.template import (
     join_tables,
     split,
 )
-from flexc.runtime.growing import PLACES, find, kind_of, marked, remember
+from flexc.runtime.growing import find, growing_places, kind_of, marked, remember
 from flexc.runtime.inputs.arguments import Results, Tables
 from flexc.runtime.inputs.notes import MAX_KEPT, Capture, Notes
 from flexc.runtime.inputs.options import is_interpreting
@@ -84,13 +84,14 @@ class UnrecordedCall:
         stored: StoredTape | None = None,
         is_known: bool = False,
         kind: Hashable = None,
+        growing: Sequence[int] = (),
     ) -> None:
         """Make a plan. `stored` is the place on the disk where its tape may be.
 
         The first call is recorded if the calls will likely repeat (`is_known`). Its
-        tape may serve later calls of a `kind` that is not None.
+        tape may serve later calls of a `kind` that is not None, with other sizes of the
+        tensors in the places `growing`.
         """
-        growing = () if kind is None else PLACES
         self._kind = kind
         self._repeated = TapedWork(is_known, stored, growing)
 
@@ -464,7 +465,7 @@ def stored_plan(
         stored = StoredTape(facts, query.device, mods)
     if kind is None:
         return plan_of(tensors, stored, is_known)
-    return UnrecordedCall(stored, is_known, kind)
+    return UnrecordedCall(stored, is_known, kind, growing_places(tensors))
 
 
 def masked_call(tensors: Sequence[Any], facts: Hashable, is_known: bool) -> MaskedCall:

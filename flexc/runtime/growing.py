@@ -1,10 +1,10 @@
 """Tapes for caches that grow: calls of few queries share one for many numbers of keys.
 
-Each new token makes a call whose number of keys no call had before, and a mask may
-capture its position. The steps of such a call follow from a few decisions: the compiled
-kernel, its proofs and its splits. Where these are those of an earlier call, the tape of
-that call serves, since it reads the number of keys, their strides and captured integers
-at each replay.
+Each new token makes a call whose number of keys no call had before. A mask may capture
+its position, or a tensor with an element for each key. The steps of such a call follow
+from a few decisions: the compiled kernel, its proofs and its splits. Where these are
+those of an earlier call, the tape of that call serves, since it reads the number of
+keys, captured integers, and the sizes and strides of captured tensors at each replay.
 
 What finds a tape is imported with the first call: a process whose tapes are on the disk
 needs none of the modules that trace and lower calls.
@@ -21,14 +21,14 @@ from torch import Tensor
 from flexc.runtime.autograd.template import INPUTS, without_tensors
 from flexc.runtime.inputs.tensor_facts import MOST_QUERIES
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.replay.equal_facts import facts_without_rows
+from flexc.runtime.replay.equal_facts import facts_without_sizes
 from flexc.runtime.tapes.tape import Number, Tape
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
     from flexc.runtime.kernels.driver import Compiled
 
-PLACES = 1, 2
+KEYS = 1, 2
 """The places of key and value among the tensors of a call."""
 
 MOST_CALLS, MOST_TAPES = 256, 64
@@ -36,10 +36,12 @@ MOST_CALLS, MOST_TAPES = 256, 64
 
 
 class GrowingCalls:
-    """Calls of one trace that differ in the number of keys and in captured integers."""
+    """Calls of one trace that differ in the number of keys, in captured integers, and
+    in the sizes of captured tensors.
+    """
 
     def __init__(self, call: Attention):
-        """Take a call as its kernel sees it. Its mods read no tensors."""
+        """Take a call as its kernel sees it."""
         assert call.traced is not None
         self.traced = call.traced
         gone: Any = None
@@ -76,10 +78,12 @@ class GrowingCalls:
             return None
         captures = compiled.attention.arguments(call.signature.captures)
         compiled.reads.check(call.pairs, captures)
+        if call.needs_tables(compiled, captures):
+            return None
         return self._tapes.get(self._decisions(call, facts, compiled))
 
     def _bind(self, tensors: Sequence[Any]) -> Attention:
-        """Return the call with a key, a value and captured numbers."""
+        """Return the call with a key, a value and captures."""
         _, key, value, *captures = tensors
         signature = replace(self._signature, captures=tuple(captures))
         return replace(self._blank, key=key, value=value, signature=signature)
@@ -99,18 +103,22 @@ _known: Recent[GrowingCalls] = Recent(MOST_CALLS)
 
 
 def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
-    """Return the key and facts of a call without its number of keys and integers.
+    """Return the key and facts of a call without its sizes and integers.
 
-    Return None if calls with other numbers of keys may need other steps for a reason
-    besides their decisions: if keys are in other tensors too, or a mod reads tensors.
+    Return None for a call of many queries.
     """
     key, facts = exact
-    operands, captures = tensors[:INPUTS], tensors[INPUTS:]
-    if any(isinstance(c, Tensor) for c in captures):
-        return None
+    operands = tensors[:INPUTS]
     if any(t.dim() != 4 for t in operands) or operands[0].size(2) > MOST_QUERIES:
         return None
-    return key, facts_without_rows(tensors, facts, PLACES)
+    places = growing_places(tensors)
+    return key, facts_without_sizes(tensors, facts, KEYS, places)
+
+
+def growing_places(tensors: Sequence[Any]) -> list[int]:
+    """Return the places of the tensors of a call that may have other sizes."""
+    captures = enumerate(tensors[INPUTS:], INPUTS)
+    return [*KEYS, *(place for place, c in captures if isinstance(c, Tensor))]
 
 
 def marked(call: Attention) -> Attention:
@@ -152,21 +160,11 @@ def remember(
     # Numbers that Python computes from captured ones are written into the tape.
     if any(i.number is not None for i in compiled.attention.inputs):
         return
-    if not has_tables(call, compiled):
+    captures = compiled.attention.arguments(call.signature.captures)
+    if call.tables is None and not call.needs_tables(compiled, captures):
         calls = _known.find(kind, lambda calls: calls.traced is call.traced)
         calls = calls or _known.add(kind, GrowingCalls(call))
         calls.add(tensors, compiled, tape)
-
-
-def has_tables(call: Attention, compiled: Compiled) -> bool:
-    """Return True if calls of this kind may read tables, with some number of keys."""
-    if call.tables is not None:
-        return True
-    if call.signature.mods == (None, None):
-        return False
-    captures = compiled.attention.arguments(call.signature.captures)
-    mask = compiled.mask(compiled.proofs(call.query, call.key, captures))
-    return not mask.has_bounds
 
 
 def clear() -> None:

@@ -15,6 +15,9 @@ from tests.unit.runtime.test_growing import (
     Layout,
     decode,
     fresh,
+    joined,
+    kept,
+    tabled,
     tensors,
 )
 
@@ -36,6 +39,19 @@ def test_all_lengths_have_the_bits_of_fresh_calls(
         for _ in range(2):
             found = decode(buffers, length, layout, **mods)
             assert all(map(torch.equal, found, right))
+
+
+@pytest.mark.parametrize("mods", [tabled, kept])
+@torch.no_grad()
+def test_captured_tensors_grow_too(mods: Any) -> None:
+    buffers = [b.cuda().bfloat16() for b in tensors(8200, 32, 8, 128)]
+    whole = torch.randn(32, 8208, device="cuda")
+    tables = {n: whole[:, n % 3 : n % 3 + n] for n in LENGTHS}
+    expected = {n: fresh(buffers, n, joined, **mods(t)) for n, t in tables.items()}
+    for length, right in expected.items():
+        for _ in range(2):
+            found = decode(buffers, length, joined, **mods(tables[length]))
+            assert torch.equal(found, right)
 
 
 def near(offset: int, window: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,14 +154,20 @@ class Attention:
         mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         if mask.has_bounds:
             return None
-        sizes = (*self.query.shape[:3], self.key.size(2))
-        if not (self.may_plan and mask.is_planned(sizes)):
+        if not self.needs_tables(compiled, captures):
             return given
-        block = mask.block_for(*sizes[2:])
+        block = mask.block_for(self.query.size(2), self.key.size(2))
         if given is None or origin is None:
             return block
         is_finer = block[0] <= given[0] and block[1] <= given[1]
         return block if is_finer and origin.is_current() else given
+
+    def needs_tables(self, compiled: Compiled, captures: Sequence[Any]) -> bool:
+        """Return True if blocks are planned for the call, compiled without tables."""
+        if self.signature.mods == (None, None) or not self.may_plan:
+            return False
+        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
+        return mask.is_planned((*self.query.shape[:3], self.key.size(2)))
 
     def derivative_block(self, block: Block) -> Block | None:
         """Return the size of the blocks that are planned for derivatives.
@@ -303,13 +309,13 @@ class Attention:
         return sum_dtype(self.query.dtype)
 
     def key_facts(self) -> Hashable:
-        """Return what `build` depends on of the number of keys and of their strides.
-
-        Captured tensors and tables, whose offsets it depends on too, are none of these.
+        """Return what `build` depends on of the number of keys, and of the sizes and
+        strides of keys, captured tensors and tables.
         """
         _, key, value = self.operands
         longest = max_length(self.query.size(2), self.key.size(2))
-        return Placement.of(key, key, value), self.kv_len_multiple(), longest
+        placement, narrow = Placement.of(key, key, value), self.offsets_are_narrow()
+        return placement, self.kv_len_multiple(), longest, narrow
 
     def build(self) -> Build:
         query, key, value = self.query, self.key, self.value

@@ -15,9 +15,9 @@ floats, masks that read tensors, and operands that `torch.where` does not select
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from flexc.errors import CapturedIndexError, NotANumberError
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.copier import location_of
-from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
+from flexc.passes.scalar.ranges.exact_ranges import Known, position_args, rounded
 from flexc.passes.scalar.ranges.index_proofs import captures_inside
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import meant, spell
@@ -55,6 +55,9 @@ NAMES = ("b", "h", "q_idx", "kv_idx")
 
 HOST = torch.device("cpu")
 
+Exact = int | tuple[int, ...] | None
+"""The knowledge about a capture of one call: an integer, a shape, or None."""
+
 
 class CapturedReads:
     """The checks of captured reads of a module with one attention op.
@@ -65,7 +68,9 @@ class CapturedReads:
 
     def __init__(self, module: ModuleOp):
         self.module = module.clone()
-        self.outcomes: dict[Hashable, CapturedIndexError | None] = {}
+        remembered = lru_cache(MAX_KNOWN)
+        self.are_inside = remembered(self._are_inside)
+        self.find_error = remembered(self._find_error)
 
     @cached_property
     def attention(self) -> flex.AttentionOp:
@@ -88,45 +93,39 @@ class CapturedReads:
             return
         known = tuple(map(_known, captures))
         # Reads in range at larger sizes are also in range here. Sizes are rounded up,
-        # since decoding has new lengths at each step.
-        if self.remembered(tuple(map(next_power_of_2, sizes)), known) is None:
+        # since decoding has new lengths at each step. A proof takes less time than
+        # finding an error.
+        exact, larger = tuple(sizes), tuple(map(next_power_of_2, sizes))
+        if self.are_inside(larger, tuple(map(rounded, known))):
             return
-        error = self.remembered(tuple(sizes), known)
+        if self.are_inside(exact, known):
+            return
+        if self.find_error(larger, known) is None:
+            return
+        error = self.find_error(exact, known)
         if error is not None:
             raise CapturedIndexError(error.what, error.location)
 
-    def remembered(
-        self, sizes: tuple[int, ...], known: tuple[Known, ...]
-    ) -> CapturedIndexError | None:
-        """Return the error for a call of these sizes, or None, and remember the
-        outcome.
-        """
-        key, outcomes = (sizes, known), self.outcomes
-        if key not in outcomes:
-            # Assign a new dict: other threads may still read the old one.
-            if len(outcomes) >= MAX_KNOWN:
-                outcomes = self.outcomes = {}
-            with unrecorded(), torch.device("cpu"):
-                outcomes[key] = self.find(sizes, known)
-        return outcomes[key]
-
-    def find(
-        self, sizes: Sequence[int], known: Sequence[Known]
-    ) -> CapturedIndexError | None:
-        """Evaluate the reads of a call; return the first error, or None."""
+    def _are_inside(self, sizes: Sequence[int], known: Sequence[Known]) -> bool:
+        """Return True if all reads of a call are proved to be in range."""
         op, positions = self.attention, [Interval(0, n - 1) for n in sizes]
         mods = (op.mask_mod, op.score_mod)
-        if all(captures_inside(mod, positions, known) for mod in mods):
-            return None
-        at = pairs_of(sizes)
-        mask = Evaluation(op.mask_mod, at, known)
-        score = Evaluation(op.score_mod, at, known)
-        every = torch.ones((), dtype=torch.bool)
-        live = mask.values.get(mask.yielded)
-        for evaluation, counts in ((mask, every), (score, live)):
-            if counts is not None:
-                for read in evaluation.outside(counts):
-                    return read.error()
+        return all(captures_inside(mod, positions, known) for mod in mods)
+
+    def _find_error(
+        self, sizes: Sequence[int], known: Sequence[Exact]
+    ) -> CapturedIndexError | None:
+        """Evaluate the reads of a call; return the first error, or None."""
+        with unrecorded(), torch.device("cpu"):
+            at = pairs_of(sizes)
+            mask = Evaluation(self.attention.mask_mod, at, known)
+            score = Evaluation(self.attention.score_mod, at, known)
+            every = torch.ones((), dtype=torch.bool)
+            live = mask.values.get(mask.yielded)
+            for evaluation, counts in ((mask, every), (score, live)):
+                if counts is not None:
+                    for read in evaluation.outside(counts):
+                        return read.error()
         return None
 
     def have_one_index(self, block: tuple[int, int], captures: Sequence[Any]) -> bool:
@@ -203,7 +202,7 @@ def _is_bad(score: Tensor) -> Tensor:
     return score.isnan() | (score == math.inf)
 
 
-def _known(capture: Any) -> Known:
+def _known(capture: Any) -> Exact:
     if isinstance(capture, Tensor):
         return tuple(capture.shape)
     return int(capture) if isinstance(capture, int) else None
@@ -244,7 +243,7 @@ class Evaluation:
     Values have the dimensions (batches, heads, pairs).
     """
 
-    def __init__(self, region: Region, at: Sequence[Tensor], known: Sequence[Known]):
+    def __init__(self, region: Region, at: Sequence[Tensor], known: Sequence[Exact]):
         self.region = region
         self.wrong: dict[SSAValue, Tensor] = {}
         self.at = list(at)

@@ -13,8 +13,9 @@ no work at run time, by classes of blocks, which are planned, or at all pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from torch import Tensor
@@ -42,7 +43,7 @@ from flexc.passes.flex.score_factor import narrow_scores
 from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
 from flexc.passes.masks.segments.mask_problem import is_always_true
 from flexc.passes.scalar import Proof, Proven, WhyNot
-from flexc.passes.scalar.ranges.exact_ranges import Known
+from flexc.passes.scalar.ranges.exact_ranges import Known, interval_of, rounded
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.targets.target import Block, TileSizes, next_power_of_2
@@ -171,7 +172,8 @@ def _sequences_are_long(
     assert op.sequences is not None
     *_, starts = op.sequences.get_values()
     shape, keys = facts[starts], sizes[3].hi + 1
-    return isinstance(shape, tuple) and keys >= LONG_SEQUENCE * max(shape[0] - 1, 1)
+    assert isinstance(shape, tuple)
+    return keys >= LONG_SEQUENCE * max(interval_of(shape[0]).lo - 1, 1)
 
 
 def _has_sequences(op: flex.AttentionOp, backend: str) -> bool:
@@ -201,7 +203,7 @@ class Prover:
             for name, proof in PROOFS.items()
             if proof.helps(self.attention, backend)
         }
-        self.known: dict[Any, Proofs] = {}
+        self.holds = lru_cache(MAX_KNOWN)(self._holds)
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
         """Return the proofs for a call's query, key and capture arguments, in order."""
@@ -209,34 +211,19 @@ class Prover:
 
     def of_sizes(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proofs:
         """Return the proofs for (batch, heads, q_len, kv_len) and capture arguments."""
-        if not self.proofs:
-            return Proofs()
-        facts = [_describe(c) for c in captures]
-        proofs = self.remembered(map(next_power_of_2, sizes), map(_about, facts))
-        found = ((p.inherited, getattr(proofs, n)) for n, p in self.proofs.items())
-        if all(inherited in (None, outcome) for inherited, outcome in found):
-            return proofs
-        return self.remembered(sizes, facts)
-
-    def remembered(self, sizes: Iterable[int], facts: Iterable[Fact]) -> Proofs:
-        """Return the proofs for calls of at most these sizes with these captures."""
-        sizes, facts = what = (tuple(sizes), tuple(facts))
-        known = self.known
-        if what not in known:
-            # Assign a new dict: other threads may still read the old one.
-            if len(known) >= MAX_KNOWN:
-                known = self.known = {}
-            known[what] = self.prove(sizes, facts)
-        return known[what]
-
-    def prove(self, sizes: Sequence[int], facts: Sequence[Fact]) -> Proofs:
-        """Run the proofs for at most these sizes, as in `of_sizes`, and captures."""
-        positions = [Interval(0, n - 1) for n in sizes]
-        outcomes = {
-            name: proof.holds(self.attention, positions, facts)
-            for name, proof in self.proofs.items()
-        }
+        sizes, facts = tuple(sizes), tuple(map(_describe, captures))
+        larger = tuple(map(next_power_of_2, sizes)), tuple(map(_rounded, facts))
+        outcomes: dict[str, bool] = {}
+        for name, proof in self.proofs.items():
+            outcomes[name] = self.holds(name, *larger)
+            if proof.inherited not in (None, outcomes[name]):
+                outcomes[name] = self.holds(name, sizes, facts)
         return Proofs(**outcomes)
+
+    def _holds(self, name: str, sizes: Sequence[int], facts: Sequence[Fact]) -> bool:
+        """Return True if a fact is proved for calls of at most these sizes."""
+        positions = [Interval(0, n - 1) for n in sizes]
+        return self.proofs[name].holds(self.attention, positions, facts)
 
 
 def attention_of(module: ModuleOp) -> flex.AttentionOp:
@@ -244,16 +231,8 @@ def attention_of(module: ModuleOp) -> flex.AttentionOp:
     return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
 
 
-def _about(fact: Fact) -> Fact:
-    """Generalise a fact: return the interval of integers of equal bit length and sign.
-
-    Return any other fact unchanged: loads depend on the exact shape of a tensor.
-    """
-    if not isinstance(fact, int):
-        return fact
-    most = (1 << abs(fact).bit_length()) - 1
-    least = (most + 1) // 2
-    return Interval(least, most) if fact >= 0 else Interval(-most, -least)
+def _rounded(fact: Fact) -> Fact:
+    return fact if isinstance(fact, float) else rounded(fact)
 
 
 def _describe(capture: Any) -> Fact:

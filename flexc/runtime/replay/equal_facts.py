@@ -293,14 +293,18 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
     return tuple(facts)
 
 
-def facts_without_rows(
-    tensors: Sequence[Any], facts: Sequence[Any], places: Sequence[int]
+def facts_without_sizes(
+    tensors: Sequence[Any],
+    facts: Sequence[Any],
+    keys: Sequence[int],
+    places: Sequence[int],
 ) -> tuple[Hashable, ...]:
-    """Return the facts that calls with other numbers of rows have too.
+    """Return the facts that calls with other sizes of some tensors have too.
 
-    `facts` are those of the tensors and numbers. The tensors in `places`, of four
+    `facts` are those of the tensors and numbers. The tensors in `keys`, of four
     dimensions, may have other numbers of rows, and other strides of batches and heads.
-    Integers may be others too.
+    Other tensors in `places` may have any sizes and strides. Integers may be others
+    too.
     """
     found: list[Any] = []
     rest = list(facts)
@@ -309,7 +313,8 @@ def facts_without_rows(
         own, rest = rest[:count], rest[count:]
         if place in places:
             shape, strides, *others = own
-            own = [*shape[:2], *shape[3:], *strides[2:], *others]
+            kept = (*shape[:2], *shape[3:], *strides[2:])
+            own = [kept if place in keys else len(shape), *others]
         found += [int] if type(tensor) is int else own
     return tuple(found + rest)
 

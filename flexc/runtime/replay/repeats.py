@@ -34,7 +34,7 @@ class TapedWork:
         """Make work that is recorded at its second run, or at its first if `is_known`.
 
         `stored` is the place of its tape on the disk, if it may be there. `growing` are
-        the places of tensors whose number of rows the tape is to read at each replay.
+        the places of tensors whose sizes the tape is to read at each replay.
         """
         self._growing = growing
         self._is_known = is_known

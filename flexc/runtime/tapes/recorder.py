@@ -92,9 +92,6 @@ Origin = tuple[Tensor, str, int, int]
 dimension, and the unit of a stride.
 """
 
-ROWS = 2
-"""The dimension of rows in (batch, heads, rows, head dim)."""
-
 EMPTY = frozenset(
     {
         "aten::empty.memory_format",
@@ -122,8 +119,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, tensors: Sequence[Any], growing: Sequence[int] = ()):
         """Record a call on tensors.
 
-        The tape reads the number of rows of the tensors in the slots `growing`, and the
-        strides that depend on it, at each replay.
+        The tape reads the sizes and strides of the tensors in the slots `growing` at
+        each replay.
         """
         super().__init__()
         self._growing = growing
@@ -300,7 +297,7 @@ class Recorder(TorchDispatchMode):
     def _readings(
         self, args: Sequence[Any], origins: Sequence[Origin | None]
     ) -> Iterator[Reading]:
-        """Yield the arguments that differ for other numbers of rows."""
+        """Yield the arguments that differ for other sizes of the growing tensors."""
         for position, (arg, origin) in enumerate(zip(args, origins, strict=True)):
             if type(arg) is Number:
                 yield Reading(position, arg.slot, "number")
@@ -308,7 +305,7 @@ class Recorder(TorchDispatchMode):
                 continue
             tensor, kind, dim, unit = origin
             slot = self._slots.get(id(tensor), -1)
-            if slot in self._growing and (dim == ROWS if kind == "dim" else dim < ROWS):
+            if slot in self._growing:
                 yield Reading(position, slot, kind, dim, unit)
 
     def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:

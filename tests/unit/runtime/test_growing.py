@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flexc
-from flexc.errors import DivisionByZeroError, ShapeError
+from flexc.errors import CapturedIndexError, DivisionByZeroError, ShapeError
 from flexc.runtime import growing
 from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.attention.run import CPU_KEYS
@@ -311,6 +311,7 @@ def test_the_facts_of_keys_determine_a_build(data: st.DataObject) -> None:
     """Together with those of the query: calls of equal facts have equal builds."""
     dim = data.draw(st.sampled_from([8, 16]))
     memory = torch.zeros(1 << 16)
+    untouched = torch.empty((1 << 31) + 200, dtype=torch.int8)
 
     def rows(length: int) -> Tensor:
         step = data.draw(st.sampled_from([dim, dim + 4, dim + 1]))
@@ -325,10 +326,12 @@ def test_the_facts_of_keys_determine_a_build(data: st.DataObject) -> None:
         length = data.draw(st.integers(1, 200))
         key = rows(length)
         value = data.draw(st.sampled_from([key, key.clone(), rows(length)]))
+        step = data.draw(st.sampled_from([length, (1 << 31) - length - 1, 1 << 31]))
+        table = untouched.as_strided((2, length), (step, 1))
+        mods = read_signature(tabled(table)["score_mod"], None, query.device)
         call = Attention(
-            query, key, value, 0.25, None, read_signature(None, None, query.device),
-            Outputs(), "cpp", NO_CHOICES,
-        )  # fmt: skip
+            query, key, value, 0.25, None, mods, Outputs(), "cpp", NO_CHOICES
+        )
         assert builds.setdefault(call.key_facts(), call.build()) == call.build()
 
 
@@ -340,7 +343,7 @@ def test_tensor_maps_hold_sizes(recorded: list[Recorder]) -> None:
 
     query, key, _ = operands = tensors(8)
     for make in (None, lambda address: address):
-        with Recorder(operands, growing.PLACES) as recorder:
+        with Recorder(operands, growing.KEYS) as recorder:
             values = [0, 8, 7, 7] if make else [0, 8]
             addresses = (Address(0, 0, make),)
             recorder.launch(
@@ -354,34 +357,88 @@ def test_tensor_maps_hold_sizes(recorded: list[Recorder]) -> None:
         assert ("shape" in tape.source) == (make is None)
 
 
+def tabled(table: Tensor) -> dict[str, Any]:
+    """A bias by head and key."""
+    return {"score_mod": lambda s, b, h, q, k: s + table[h, k]}
+
+
+def kept(table: Tensor) -> dict[str, Any]:
+    """A mask that reads a tensor, as that of padding does."""
+    return {"mask_mod": lambda b, h, q, k: table[0, k] > 0}
+
+
+def counted_back(table: Tensor) -> dict[str, Any]:
+    """A bias whose index is computed from a size, in Python."""
+    return {"score_mod": lambda s, b, h, q, k: s + table[h, table.size(1) - 1 - k]}
+
+
+TABLES: list[Callable[[Tensor, int], Tensor]] = [
+    lambda table, n: table[:, :n].clone(),
+    lambda table, n: table[:, :n],
+    lambda table, n: table[:, 1 : n + 1],
+    lambda table, n: table[:1, :n].expand(4, n),
+    lambda table, n: table.mT[:n].contiguous().mT,
+]
+"""Tables (4, n) of n keys, in several layouts."""
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("mods", [tabled, kept])
 @torch.no_grad()
-def test_keys_that_are_captured_too_have_a_tape_for_each_length(
+def test_captured_tensors_grow_too(
     recorded: list[Recorder],
+    mods: Callable[[Tensor], dict[str, Any]],
+    table: Callable[[Tensor, int], Tensor],
 ) -> None:
-    buffers = tensors(20)
-    growing.clear()
-    for length in range(5, 9):
-        score = biased(torch.randn(length))
-        query, key, value = buffers[0], *(b[:, :, :length] for b in buffers[1:])
-        right = attention(query, key, value, score, enable_gqa=True).out
+    buffers, whole = tensors(40), torch.randn(4, 48)
+    given = {n: table(whole, n) for n in range(5, 40)}
+    expected = {n: fresh(buffers, n, joined, **mods(t)) for n, t in given.items()}
+    recorded.clear()
+    for length, right in expected.items():
         for _ in range(2):
-            found = decode(buffers, length, viewed, score_mod=score)
+            found = decode(buffers, length, joined, **mods(given[length]))
+            assert torch.equal(found, right)
+    assert len(recorded) == 2
+
+
+@torch.no_grad()
+def test_sizes_that_python_computes_with() -> None:
+    buffers, whole = tensors(40), torch.randn(4, 48)
+    for length in (20, 21, 22, 23, 40, 15):
+        mods = counted_back(whole[:, :length])
+        right = fresh(buffers, length, viewed, **mods)
+        for _ in range(2):
+            assert torch.equal(decode(buffers, length, viewed, **mods), right)
+
+
+@torch.no_grad()
+def test_reads_of_growing_calls_are_checked() -> None:
+    buffers, table = tensors(60), torch.randn(4, 40)
+    for length in (20, 20, 21, 21, 22, 30, 40):
+        decode(buffers, length, viewed, **tabled(table))
+    for length, short in ((41, table), (30, table[:, :29])):
+        with pytest.raises(CapturedIndexError):
+            decode(buffers, length, viewed, **tabled(short))
+
+
+@pytest.mark.parametrize(("queries", "tapes"), [(1, 3), (16, 5)])
+@torch.no_grad()
+def test_calls_whose_blocks_are_planned_have_tapes_of_their_own(
+    recorded: list[Recorder], queries: int, tapes: int
+) -> None:
+    """From 2048 keys on, a query's keys are split, or blocks of 16 are planned."""
+    query = torch.randn(1, 32, queries, 8)
+    stored = torch.randn(1, 32, 2100, 8)
+    lengths = [1000, 1010, 1020, 2046, 2047, 2048, 2049, 2050, 1030]
+    steps = torch.arange(2100) // 7 * 7
+
+    def odd(first: Tensor) -> Callable[..., Tensor]:
+        return lambda b, h, q, k: (k * k) % 7 + first[k] % 3 != q % 5
+
+    for length in lengths:
+        key, mask = stored[:, :, :length], odd(steps[:length].clone())
+        right = attention(query, key, key, None, mask).out
+        for _ in range(2):
+            found: Any = flexc.flex_attention(query, key, key, mask_mod=mask)
             torch.testing.assert_close(found.double(), right, atol=2e-6, rtol=1e-5)
-    assert len(recorded) == 4
-
-
-@torch.no_grad()
-def test_calls_whose_blocks_are_planned_have_a_tape_for_each_length(
-    recorded: list[Recorder],
-) -> None:
-    """From some length on their tables depend on the number of keys."""
-    buffers = tensors(20)
-    growing.clear()
-
-    def odd(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k * k) % 7 != 3
-
-    for length in range(5, 9):
-        for _ in range(2):
-            decode(buffers, length, viewed, mask_mod=odd)
-    assert len(recorded) == 4
+    assert len(recorded) == tapes

@@ -232,50 +232,38 @@ def test_casts_of_positions_are_free(mods: Mods) -> None:
 
 
 def proved(
-    monkeypatch: pytest.MonkeyPatch, mods: Mods, calls: list[tuple[int, list[Any]]]
+    mods: Mods, calls: list[tuple[int, list[Any]]]
 ) -> tuple[list[proofs.Proofs], int]:
     """What is proved on a GPU for key lengths and captures, and in how many goes."""
     built, _ = import_mods(*mods)
-    prover, goes = proofs.Prover(built.module, "triton"), 0
-    prove = prover.prove
-
-    def count(*args: Any) -> proofs.Proofs:
-        nonlocal goes
-        goes += 1
-        return prove(*args)
-
-    monkeypatch.setattr(prover, "prove", count)
+    prover = proofs.Prover(built.module, "triton")
     found = [prover.of_sizes((2, 3, 1, length), given) for length, given in calls]
-    return found, goes
+    return found, prover.holds.cache_info().misses
 
 
-def test_steps_of_decoding_share_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_decoding_share_proofs() -> None:
     steps = [(n, [n - 1]) for n in range(1025, 2049)]
-    found, goes = proved(monkeypatch, squares_from(7), steps)
+    found, goes = proved(squares_from(7), steps)
     assert all(p.indices_fit for p in found)
     assert goes <= 2
 
 
-def test_what_holds_of_one_call_alone_is_proved_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_holds_of_one_call_alone_is_proved_too() -> None:
     """The squares of some numbers of 16 bits fit, and those of others do not."""
     calls = [(8, [40_000]), (8, [50_000]), (8, [-40_000]), (8, [0]), (8, [1])]
-    found, _ = proved(monkeypatch, squares_from(7), calls)
+    found, _ = proved(squares_from(7), calls)
     assert [p.indices_fit for p in found] == [True, False, True, True, True]
     calls = [(46_340, []), (46_400, [])]
-    found, _ = proved(monkeypatch, masked(lambda q, k: k * k >= q), calls)
+    found, _ = proved(masked(lambda q, k: k * k >= q), calls)
     assert [p.indices_fit for p in found] == [True, False]
 
 
-def test_captures_are_proved_inside_for_their_own_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_captures_are_proved_inside_for_their_own_sizes() -> None:
     table = torch.zeros(1)
     mods: Mods = (lambda s, b, h, q, k: s + table[k], None)
     sizes = [(600, 600), (601, 600), (600, 1024), (1000, 1024), (1025, 1024)]
     calls: list[tuple[int, list[Any]]] = [(n, [torch.zeros(m)]) for n, m in sizes]
-    found, goes = proved(monkeypatch, mods, calls)
+    found, goes = proved(mods, calls)
     assert [p.captures_inside for p in found] == [True, False, True, True, False]
     assert goes == 6
 

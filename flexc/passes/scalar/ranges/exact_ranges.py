@@ -161,8 +161,34 @@ ARITHMETIC = (
 """Ops that have the same result on sign-extended operands, unless they overflow."""
 
 
-Known = int | Interval | tuple[int, ...] | None
-"""Knowledge about a capture: an integer, its range, a tensor's shape, or None."""
+Number = int | Interval
+"""An integer, or its range."""
+
+Known = Number | tuple[Number, ...] | None
+"""Knowledge about a capture: a number, a tensor's shape, or None."""
+
+
+def rounded(known: Known) -> Known:
+    """Return what is known in all calls whose numbers have equal bit lengths and signs.
+
+    A decoding loop has new lengths and numbers at each step, and few new bit lengths.
+    """
+    if isinstance(known, tuple):
+        return tuple(map(_rounded, known))
+    return known if known is None else _rounded(known)
+
+
+def _rounded(number: Number) -> Interval:
+    if isinstance(number, Interval):
+        return number
+    most = (1 << abs(number).bit_length()) - 1
+    least = (most + 1) // 2
+    return Interval(least, most) if number >= 0 else Interval(-most, -least)
+
+
+def interval_of(number: Number) -> Interval:
+    """Return the range of a number."""
+    return number if isinstance(number, Interval) else point(number)
 
 
 class Origin(Enum):
@@ -197,12 +223,12 @@ def known_of_call(
     given: dict[SSAValue, Known] = dict(zip(args, captures, strict=True))
     for arg, what in given.items():
         if isinstance(what, int | Interval) and isinstance(arg.type, IntegerType):
-            known[arg] = what if isinstance(what, Interval) else point(what)
+            known[arg] = interval_of(what)
     for op in region.block.ops:
         if isinstance(op, flex.DimOp):
             shape = given[op.tensor]
             assert isinstance(shape, tuple)
-            known[op.result] = point(shape[op.dim.value.data])
+            known[op.result] = interval_of(shape[op.dim.value.data])
     return known
 
 

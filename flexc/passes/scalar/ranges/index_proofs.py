@@ -22,7 +22,9 @@ from flexc.passes.scalar.ranges.exact_ranges import (
     ARITHMETIC,
     ExactRanges,
     Known,
+    Number,
     Origin,
+    interval_of,
     is_negative,
     known_of_call,
 )
@@ -119,8 +121,7 @@ def captures_inside(
     """Return True if every captured load of a mod region is proved to be in range.
 
     Negative indices count as out of range. `positions` are the ranges of b, h, q_idx
-    and kv_idx. `captures` has for each capture an integer, its range, a tensor's shape,
-    or None.
+    and kv_idx. `captures` has what is known about each capture.
     """
     return next(indices_outside(region, positions, captures), None) is None
 
@@ -132,7 +133,7 @@ def indices_outside(
 ) -> Iterator[Unproven]:
     """Yield the indices of captured loads that are not proved to be in range."""
     ranges = ExactRanges(region, known_of_call(region, positions, captures))
-    shapes: dict[SSAValue, tuple[int, ...]] = {}
+    shapes: dict[SSAValue, tuple[Number, ...]] = {}
     args = region.block.args[len(region.block.args) - len(captures) :]
     for arg, what in zip(args, captures, strict=True):
         if isinstance(what, tuple):
@@ -143,8 +144,9 @@ def indices_outside(
 
 
 def _outside(
-    op: flex.LoadCaptureOp, ranges: ValueRanges, sizes: Sequence[int]
+    op: flex.LoadCaptureOp, ranges: ValueRanges, shape: Sequence[Number]
 ) -> Iterator[Unproven]:
+    sizes = [interval_of(size).lo for size in shape]
     for axis, (index, size) in enumerate(zip(op.indices, sizes, strict=True)):
         found = ranges[unwrapped(index)]
         if min(sizes) <= 0 or not found.within(Interval(0, size - 1)):
