@@ -29,7 +29,9 @@ from flexc.passes.scalar import Proven
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
+from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.interpreters import run_region
+from flexc.runtime.kernels.build import NO_CALL, Build
 from flexc.runtime.kernels.proofs import Prover, attention_of
 from flexc.runtime.planner.tables import column_tables
 from tests.property.affine_masks import Spelled, masks
@@ -63,7 +65,8 @@ def simplified(
     made = build_attention_module(None, mods.mask, call)
     module, captures = made.module, made.arguments(signature.captures)
     if proved:
-        proofs = Prover(module, "cpp").of_sizes((2, 2, s.q_len, s.kv_len), captures)
+        prover = Prover(module, Build(NO_CALL, "cpp", "cpu", NO_OPTIONS))
+        proofs = prover.of_sizes((2, 2, s.q_len, s.kv_len), captures)
         module = proofs.stated_in(module)
     pipelines.run(pipelines.to_simple_flex(), Context(), module)
     return attention_of(module), captures

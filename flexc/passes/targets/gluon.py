@@ -61,6 +61,11 @@ BARRIERS = 1024
 NARROW = 64
 """The largest head dim for which exponentials take as long as products."""
 
+FEW_KEYS = {NARROW: (2048, 4096), WIDE: (256, 1024)}
+"""By the widest head dim: the most keys with which small programs are faster, in plain
+attention and with a mask or a score mod (docs/measurements/2026-11-27-short-rows.md).
+"""
+
 MOST_OVERLAPPING = 3
 """The most programs with overlapping products that may share a multiprocessor.
 
@@ -163,13 +168,23 @@ class GluonTarget(TritonTarget):
             )
 
     def has_short_rows(self, facts: RowFacts) -> bool:
-        """Return True for tables alone and, for narrow heads, for bands and score mods.
+        """Return True for tables alone, for few keys and, for narrow heads, for bands
+        and score mods.
 
         For wide heads two consumers are faster than two programs, even in a band.
         """
-        if facts.widest > NARROW:
-            return facts.is_listed
-        return facts.is_listed or facts.is_banded or facts.changes_scores
+        if facts.is_listed or facts.has_few_keys:
+            return True
+        return facts.widest <= NARROW and (facts.is_banded or facts.changes_scores)
+
+    def few_keys(
+        self, shape: AttentionShape, has_mask: bool, changes_scores: bool
+    ) -> int:
+        widest = max(shape.head_dim, shape.value_dim)
+        if shape.bits > WIDTH or (changes_scores and widest <= NARROW):
+            return 0
+        most = next((n for dim, n in FEW_KEYS.items() if widest <= dim), (0, 0))
+        return most[has_mask or changes_scores]
 
     def part_rows(self, sizes: TileSizes, bits: int, widest: int) -> int | None:
         has_roles = bits <= WIDTH and widest <= WIDEST

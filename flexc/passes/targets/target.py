@@ -26,7 +26,7 @@ Tanh = Literal["exact", "nvidia", "exp2"]
 OnePass = Literal["none", "queries", "keys"]
 """The rows of the kernel that computes all gradients in one visit to each pair."""
 
-F32Precision = Literal["ieee", "tf32"]
+F32Precision = Literal["ieee", "tf32", "tf32x3"]
 Reads = Literal["coalesced", "in_place"]
 
 
@@ -137,6 +137,7 @@ class RowFacts:
     has_tables: bool
     is_listed: bool
     """True if only tables state which columns the rows see."""
+    has_few_keys: bool
     is_banded: bool
     changes_scores: bool
 
@@ -212,6 +213,15 @@ class Target(ABC):
     def smaller(self, sizes: TileSizes, steps: int, given: Container[str]) -> TileSizes:
         """Return sizes that are `steps` steps smaller in memory; `given` sizes stay."""
         return sizes
+
+    def few_keys(
+        self, shape: AttentionShape, has_mask: bool, changes_scores: bool
+    ) -> int:
+        """Return the most keys with which programs find little work.
+
+        Return 0 if the tile does not depend on the number of keys.
+        """
+        return 0
 
     def has_short_rows(self, facts: RowFacts) -> bool:
         """Return True if programs find little work and should have small tiles."""

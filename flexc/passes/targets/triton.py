@@ -140,7 +140,7 @@ class TritonTarget(Target):
         dims = [self.held(d, shape) for d in both]
         shares = self.reads_values_from_keys(shape)
         held = [dims[0], 0] if shares else dims
-        choices = attention_choices(bits, max(dims))
+        choices = attention_choices(bits, max(dims), shape.short_rows)
         if shape.rows is not None and shape.rows <= self.few_rows:
             rows = self.padded(shape.rows)
             if shape.narrow:
@@ -251,7 +251,7 @@ def pair_operand_bytes(
     return (rows + columns + sizes.block_m * sizes.block_n) * bits // 8
 
 
-def attention_choices(bits: int, widest: int) -> list[TileSizes]:
+def attention_choices(bits: int, widest: int, short_rows: bool) -> list[TileSizes]:
     """Return tiles of attention, the best first.
 
     At head dim 128 two warp groups share 128 rows. At 64 several programs share a
@@ -259,8 +259,13 @@ def attention_choices(bits: int, widest: int) -> list[TileSizes]:
     pipes: small tiles, few stages.
     """
     if bits > 16:
+        smaller = [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
+        if widest <= 16:
+            return [TileSizes(64, 128, 4, 2), *smaller]
+        if widest <= 32:
+            return [TileSizes(128, 64, 8, 2), *smaller]
         if widest <= 64:
-            return [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
+            return [TileSizes(32 if short_rows else 64, 64, 4, 2), *smaller]
         if widest <= 128:
             return [TileSizes(32, 32, 4, 2), TileSizes(32, 16, 4, 1)]
         return [TileSizes(16, 16, 4, 1)]

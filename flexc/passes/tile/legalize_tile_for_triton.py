@@ -13,7 +13,6 @@ Kernels whose blocks of keys lie in one page each get twice the stages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
@@ -34,6 +33,7 @@ from flexc.dialects.flex import element_type
 from flexc.dialects.tile import element_of, shape_of
 from flexc.errors import UnsupportedOpError
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.target import F32Precision
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
@@ -352,7 +352,7 @@ class LegalizeTileForTritonPass(ModulePass):
 
     name = "legalize-tile-for-triton"
 
-    f32_precision: Literal["ieee", "tf32"] = "ieee"
+    f32_precision: F32Precision = "ieee"
     widens_bytes: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -395,13 +395,14 @@ class Attention:
         return all(largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors)
 
 
-def f32_precision(query: Tensor, asked: str | None) -> F32Precision:
+def f32_precision(query: Tensor, asked: F32Precision | None) -> F32Precision:
     """Return the precision of fp32 products that is asked for, by default by torch."""
     if query.device.type != "cuda" or query.dtype is not torch.float32:
         return "ieee"
     # Reading `allow_tf32`, its older name, fails once this setting was used.
-    chosen = asked or torch.backends.cuda.matmul.fp32_precision
-    return "tf32" if chosen == "tf32" else "ieee"
+    if asked is not None:
+        return "ieee" if torch.version.hip and asked == "tf32x3" else asked
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def read_signature(

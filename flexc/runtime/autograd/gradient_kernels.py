@@ -114,6 +114,8 @@ class DerivativeFacts:
         )
         call = self.call
         proofs = self.compiled.proofs(call.query, call.key, self.captures)
+        # The tiles of derivatives do not depend on the number of keys.
+        proofs = replace(proofs, few_keys=False)
         build, deterministic = self.compiled.build, call.deterministic
 
         def simple() -> flex.AttentionOp:

@@ -114,7 +114,7 @@ class Compiled:
             fold = FlexFoldHeadsPass(*build.call.few_rows)
             fold.apply(Context(), self.attention.module)
         self.build = without_unused_program_rows(self.attention.module, build)
-        self.proofs = Prover(self.attention.module, build.backend)
+        self.proofs = Prover(self.attention.module, build)
         """Proves facts of a call from its query, key and captured arguments."""
         self._kernels: dict[Proofs, Background[Kernel]] = {}
         self._simple: dict[Proofs, flex.AttentionOp] = {}

@@ -36,6 +36,7 @@ from flexc.passes.flex import flex_infer_facts
 from flexc.passes.flex.convert_flex_to_blocksparse import (
     ConvertFlexToBlocksparsePass,
     attention_shape,
+    changes_scores,
 )
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.flex.flex_widen_indices import would_widen
@@ -46,8 +47,10 @@ from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known, interval_of, rounded
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.targets.gluon import GLUON
 from flexc.passes.targets.target import Block, TileSizes, next_power_of_2
-from flexc.runtime.inputs.options import BACKENDS
+from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.schedules import obstacle_to_roles
 
 Fact = Known | float
 """The shape of a captured tensor, the value of a captured number, or None."""
@@ -67,6 +70,7 @@ class Proofs:
     indices_fit: bool = False
     score_range: bool = False
     long_sequences: bool = False
+    few_keys: bool = False
 
     def stated_in(self, module: ModuleOp) -> ModuleOp:
         """Return a module whose attention op states the proved facts.
@@ -93,7 +97,7 @@ class ProofRule:
     """A way to prove a fact, with the modules for which the fact is useful."""
 
     holds: Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]
-    helps: Callable[[flex.AttentionOp, str], bool]
+    helps: Callable[[flex.AttentionOp, Build], bool]
     states: Callable[[flex.AttentionOp], Attribute] = _flag
     """The value of the op's property that states the fact."""
     inherited: bool | None = True
@@ -115,16 +119,16 @@ def _of_both_mods(
     return prove
 
 
-def _has_guards_that_cost(op: flex.AttentionOp, backend: str) -> bool:
+def _has_guards_that_cost(op: flex.AttentionOp, build: Build) -> bool:
     """Return True if the op has captured loads whose guards slow the kernel down.
 
     Guards slow a GPU down, but hardly a CPU.
     """
     loads = (o for o in op.walk() if isinstance(o, flex.LoadCaptureOp))
-    return BACKENDS[backend].for_gpu and any(loads)
+    return build.for_gpu and any(loads)
 
 
-def _has_wide_indices(op: flex.AttentionOp, backend: str) -> bool:
+def _has_wide_indices(op: flex.AttentionOp, build: Build) -> bool:
     return would_widen(op)
 
 
@@ -150,7 +154,7 @@ def _one(type_: Attribute) -> float | None:
     return 1 if isinstance(type_, IntegerType) else 1.0
 
 
-def _depends_on_numbers(op: flex.AttentionOp, backend: str) -> bool:
+def _depends_on_numbers(op: flex.AttentionOp, build: Build) -> bool:
     """Return True if captured numbers bound scores that have no bounds without them."""
     ones = [_one(c.type) for c in op.captures]
     without, given = (flex_infer_facts.score_range(op, n) for n in ((), ones))
@@ -176,8 +180,26 @@ def _sequences_are_long(
     return keys >= LONG_SEQUENCE * max(interval_of(shape[0]).lo - 1, 1)
 
 
-def _has_sequences(op: flex.AttentionOp, backend: str) -> bool:
-    return BACKENDS[backend].for_gpu and op.sequences is not None
+def _has_sequences(op: flex.AttentionOp, build: Build) -> bool:
+    return build.for_gpu and op.sequences is not None
+
+
+def _most_few_keys(op: flex.AttentionOp) -> int:
+    has_mask = not is_always_true(op.mask_mod)
+    return GLUON.few_keys(attention_shape(op), has_mask, changes_scores(op))
+
+
+def _keys_are_few(
+    op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
+) -> bool:
+    return sizes[3].hi < _most_few_keys(op)
+
+
+def _may_have_small_programs(op: flex.AttentionOp, build: Build) -> bool:
+    """Return True if the tile of an op depends on the number of keys."""
+    if op.sequences is not None or obstacle_to_roles(build) is not None:
+        return False
+    return _most_few_keys(op) > 0
 
 
 PROOFS = {
@@ -187,6 +209,7 @@ PROOFS = {
         _scores_are_narrow, _depends_on_numbers, _narrow_range, inherited=None
     ),
     "long_sequences": ProofRule(_sequences_are_long, _has_sequences, inherited=False),
+    "few_keys": ProofRule(_keys_are_few, _may_have_small_programs),
 }
 
 
@@ -196,12 +219,12 @@ class Prover:
     The prover tries only the proofs that help the module's kernels.
     """
 
-    def __init__(self, module: ModuleOp, backend: str):
+    def __init__(self, module: ModuleOp, build: Build):
         self.attention = attention_of(module)
         self.proofs = {
             name: proof
             for name, proof in PROOFS.items()
-            if proof.helps(self.attention, backend)
+            if proof.helps(self.attention, build)
         }
         self.holds = lru_cache(MAX_KNOWN)(self._holds)
 

@@ -145,7 +145,7 @@ class Plan:
         self.mods = mods
         self.build = build
         self.attention = build_attention_module(None, mods.mask, build.call)
-        self._prove = Prover(self.attention.module, build.backend)
+        self._prove = Prover(self.attention.module, build)
         self._reads = CapturedReads(self.attention.module)
         self._kernels: dict[Proofs, PlanKernels] = {}
 

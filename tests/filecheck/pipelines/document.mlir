@@ -18,7 +18,7 @@
 // TILE: } -> !tile.tile<64xi32>
 // TILE: scf.for
 // TILE: tile.read
-// TILE: } -> !tile.tile<32xi32>
+// TILE: } -> !tile.tile<64xi32>
 // TILE-NOT: tile.read
 // TILE: arith.cmpi eq
 // TILE: tile.reduce max

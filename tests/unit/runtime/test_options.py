@@ -76,7 +76,7 @@ def test_precision_of_fp32_products(given: str) -> None:
     """Quotes are what torch needs to paste the value into a kernel."""
     options = {"FLOAT32_PRECISION": given}
     choices = read_choices("auto", options)
-    expected = "tf32" if given.strip("'") == "tf32" else "ieee"
+    expected = given.strip("'\"")
     assert choices.tiles.f32_precision == expected
     assert choices.ignored == ()
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)

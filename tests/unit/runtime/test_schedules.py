@@ -17,6 +17,8 @@ from xdsl.dialects.builtin import ModuleOp
 import flexc
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.targets.cpp import CPP, MACHINES, MOST_PANELS
 from flexc.passes.targets.target import AttentionShape, SizeOptions, TileSizes
@@ -476,14 +478,42 @@ def test_few_programs_have_few_rows(
 ) -> None:
     """So few that all run at once on 132 multiprocessors."""
     query = torch.zeros(*sizes, 64, dtype=torch.bfloat16)
+    key = query[:, :, :1].expand(-1, -1, 10_000, -1)
     signature = read_signature(None, causal, CPU)
     call = Attention(
-        *(query, query, query, 0.1, None, signature, Outputs(), "triton"), NO_CHOICES
+        *(query, key, key, 0.1, None, signature, Outputs(), "triton"), NO_CHOICES
     )
     assert call.build().program_rows == rows
     compiled = call.compiled()
-    tile = compiled.rows(compiled.proofs(query, query, [])).tile
+    tile = compiled.rows(compiled.proofs(query, key, [])).tile
     assert tile == TileSizes(rows or 192, 128, 4, 2)
+
+
+def capped(s: Any, *_: Any) -> Any:
+    return 20 * torch.tanh(s / 20)
+
+
+@pytest.mark.parametrize(
+    ("dim", "mods", "most"),
+    [
+        (32, (None, None), 2048),
+        (64, (None, causal), 4096),
+        (64, (capped, None), 1 << 30),
+        (80, (None, None), 256),
+        (128, (None, causal), 1024),
+        (128, (capped, None), 1024),
+        (160, (None, causal), 0),
+    ],
+)
+def test_few_keys_have_small_programs(
+    dim: int, mods: tuple[Any, Any], most: int
+) -> None:
+    call = replace(CALL, head_dim=dim, value_dim=dim)
+    traced = capture_mods(read_mods(*mods), torch.float32, "cpu")
+    compiled = driver.Compiled(traced, replace(BUILD, call=call))
+    for keys in (1, 200, 256, 257, 1000, 1024, 1025, 3000, 4096, 4097):
+        found = compiled.rows(compiled.proofs.of_sizes((8, 8, 5000, keys), ()))
+        assert (found.tile.residents > 1) == (keys <= most)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from flexc.errors import (
     TracingError,
 )
 from flexc.runtime import varlen as varlen_module
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.kernels.build import NO_CALL, Build
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.kernels.proofs import Prover
 from tests.support import reference
@@ -259,7 +261,8 @@ def test_sequences_are_long_by_their_mean(lengths: list[int], long: bool) -> Non
         None, None, varlen_module.Sequences(of, of, starts, starts)
     )
     built, captures = import_mods(*mods)
-    found = Prover(built.module, "triton").of_sizes((1, 1, total, total), captures)
+    prover = Prover(built.module, Build(NO_CALL, "triton", "cuda", NO_OPTIONS))
+    found = prover.of_sizes((1, 1, total, total), captures)
     assert found.long_sequences == long
 
 

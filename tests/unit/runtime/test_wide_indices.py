@@ -16,10 +16,12 @@ from xdsl.dialects.builtin import i1, i32
 
 import flexc
 from flexc.passes import pipelines
+from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels import (
     driver,
     proofs,
 )
+from flexc.runtime.kernels.build import NO_CALL, Build
 from flexc.runtime.replay import repeats
 from tests.support.pairwise import in_turn
 from tests.support.reference import MaskMod, ScoreMod
@@ -236,7 +238,7 @@ def proved(
 ) -> tuple[list[proofs.Proofs], int]:
     """What is proved on a GPU for key lengths and captures, and in how many goes."""
     built, _ = import_mods(*mods)
-    prover = proofs.Prover(built.module, "triton")
+    prover = proofs.Prover(built.module, Build(NO_CALL, "triton", "cuda", NO_OPTIONS))
     found = [prover.of_sizes((2, 3, 1, length), given) for length, given in calls]
     return found, prover.holds.cache_info().misses
 
