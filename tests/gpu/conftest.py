@@ -5,17 +5,29 @@ from __future__ import annotations
 import pytest
 
 from flexc.passes.targets import gluon
+from flexc.runtime.kernels import driver
+from flexc.runtime.replay import repeats
 
 
 @pytest.fixture
-def many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls have the programs that they would have if those were too many at once."""
+def many_short_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls have the programs of large batches: more than run at once."""
+    driver._traced.clear()
+    repeats.KNOWN.clear()
     monkeypatch.setattr(gluon, "rows_of_a_program", lambda *sizes: None)
 
 
+@pytest.fixture
+def many_programs(monkeypatch: pytest.MonkeyPatch, many_short_programs: None) -> None:
+    """Calls have the programs of large batches with many keys."""
+    monkeypatch.setattr(gluon, "FEW_KEYS", {})
+
+
 @pytest.fixture(autouse=True)
-def _half_have_many_programs(request: pytest.FixtureRequest) -> None:
-    """Every other set of a test's parameters; tests without have their own programs."""
+def _programs_of_large_calls(request: pytest.FixtureRequest) -> None:
+    """Two of three sets of a test's parameters, which differ in their programs."""
     found = getattr(request.node, "callspec", None)
-    if found is not None and sum(found.indices.values()) % 2:
-        request.getfixturevalue("many_programs")
+    kind = sum(found.indices.values()) % 3 if found is not None else 0
+    if kind:
+        names = "many_programs", "many_short_programs"
+        request.getfixturevalue(names[kind - 1])

@@ -32,6 +32,7 @@ from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
     HOPPER_SHARED_MEMORY,
     AttentionShape,
+    F32Precision,
     MachineName,
     PairShape,
     RowFacts,
@@ -199,7 +200,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
       computed, which takes registers.
     - Gluon and C++: `program_rows` is an upper bound of the rows of a program.
     - Triton: `smaller` is the number of steps by which tiles are reduced, for kernels
-      that do not fit shared memory otherwise.
+      that do not fit shared memory otherwise. `f32_precision` says how products of
+      fp32 are computed.
     - C++: a program owns a panel of the `machine`. `trimmed` allows blocks of columns
       that do not begin at multiples of their size.
     """
@@ -215,6 +217,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     overlap: bool = True
     program_rows: int | None = None
     smaller: int = 0
+    f32_precision: F32Precision = "ieee"
     machine: MachineName = "avx2"
     trimmed: bool = True
 
@@ -281,6 +284,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.machine,
             self.overlap,
             self.program_rows,
+            self.f32_precision,
             self.trimmed,
         )
 

@@ -82,6 +82,8 @@ class SizeOptions:
     """
     program_rows: int | None = None
     """The most rows of a program, None for no limit."""
+    f32_precision: F32Precision = "ieee"
+    """The precision in which a GPU computes products of fp32."""
     trimmed: bool = True
     """True if iterations need not begin at multiples of a tile's columns."""
 

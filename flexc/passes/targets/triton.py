@@ -140,7 +140,9 @@ class TritonTarget(Target):
         dims = [self.held(d, shape) for d in both]
         shares = self.reads_values_from_keys(shape)
         held = [dims[0], 0] if shares else dims
-        choices = attention_choices(bits, max(dims), shape.short_rows)
+        choices = attention_choices(
+            bits, max(dims), shape.short_rows, multiplies_tf32(shape, options)
+        )
         if shape.rows is not None and shape.rows <= self.few_rows:
             rows = self.padded(shape.rows)
             if shape.narrow:
@@ -161,7 +163,13 @@ class TritonTarget(Target):
         rows, columns = (
             [self.held(d, shape) for d in s] for s in (shape.rows, shape.columns)
         )
-        choices = pair_choices(shape.bits, rows, columns, len(shape.results))
+        choices = pair_choices(
+            shape.bits,
+            rows,
+            columns,
+            len(shape.results),
+            multiplies_tf32(shape, options),
+        )
         if shape.sums_diagonals:
             choices = [s for s in choices if s.block_m == s.block_n] or choices[-1:]
         if shape.sparse_block is not None:
@@ -251,7 +259,9 @@ def pair_operand_bytes(
     return (rows + columns + sizes.block_m * sizes.block_n) * bits // 8
 
 
-def attention_choices(bits: int, widest: int, short_rows: bool) -> list[TileSizes]:
+def attention_choices(
+    bits: int, widest: int, short_rows: bool, is_tf32: bool
+) -> list[TileSizes]:
     """Return tiles of attention, the best first.
 
     At head dim 128 two warp groups share 128 rows. At 64 several programs share a
@@ -260,6 +270,8 @@ def attention_choices(bits: int, widest: int, short_rows: bool) -> list[TileSize
     """
     if bits > 16:
         smaller = [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
+        if is_tf32 and widest <= 128:
+            return [TileSizes(128, 64, 8, 2), TileSizes(64, 64, 4, 2), *smaller]
         if widest <= 16:
             return [TileSizes(64, 128, 4, 2), *smaller]
         if widest <= 32:
@@ -332,12 +344,23 @@ def narrow_keys_choices(
     return choices
 
 
+def multiplies_tf32(shape: AttentionShape | PairShape, options: SizeOptions) -> bool:
+    """Return True if products are of fp32 and run on tensor cores."""
+    return shape.bits == 32 and options.f32_precision != "ieee"
+
+
 def pair_choices(
-    bits: int, rows: Sequence[int], columns: Sequence[int], results: int
+    bits: int,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    results: int,
+    is_tf32: bool,
 ) -> list[TileSizes]:
     """Return tiles of sums over pairs with `results` result matrices, best first."""
     widest = max(*rows, *columns)
     small = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+    if bits == 32 and len(rows) <= 2:
+        return f32_pair_choices(widest, is_tf32)
     if bits > 16:
         return small if widest <= 64 else small[1:]
     middle = [TileSizes(64, 64, 4, 2), TileSizes(64, 32, 4, 1)]
@@ -352,3 +375,15 @@ def pair_choices(
         first = TileSizes(128, 64, 8, 1) if results <= 1 else TileSizes(64, 64, 8, 2)
         return [first, *middle, *small]
     return [TileSizes(64, 32, 8, 1), *small]
+
+
+def f32_pair_choices(widest: int, is_tf32: bool) -> list[TileSizes]:
+    """Return tiles of sums over pairs of fp32, best first."""
+    small = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+    if widest <= 32:
+        return [TileSizes(64, 64, 4, 2), TileSizes(64, 32, 4, 1), *small]
+    if widest <= 64:
+        return [TileSizes(128, 32, 8, 1), *small] if is_tf32 else small
+    if widest <= 128:
+        return small if is_tf32 else [TileSizes(32, 64, 8, 1), *small]
+    return [TileSizes(16, 32, 4, 1), TileSizes(16, 16, 4, 1)]

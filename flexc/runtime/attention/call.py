@@ -33,6 +33,7 @@ from flexc.runtime.kernels.build import Build, machine_for, shared_memory
 from flexc.runtime.kernels.driver import Compiled, trace_mods
 from flexc.runtime.planner.tables import column_tables, plan_tables
 from flexc.runtime.tapes.gpus import (
+    AMPERE,
     HOPPER,
     capability,
     is_capturing,
@@ -396,13 +397,20 @@ class Attention:
 
 
 def f32_precision(query: Tensor, asked: F32Precision | None) -> F32Precision:
-    """Return the precision of fp32 products that is asked for, by default by torch."""
+    """Return the precision of fp32 products that is asked for, of the call or of torch.
+
+    By default a GPU adds three products of tf32, as in torch's SDPA.
+    """
     if query.device.type != "cuda" or query.dtype is not torch.float32:
         return "ieee"
-    # Reading `allow_tf32`, its older name, fails once this setting was used.
+    has_three = not torch.version.hip and capability(query.device) >= AMPERE
     if asked is not None:
-        return "ieee" if torch.version.hip and asked == "tf32x3" else asked
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+        return "ieee" if asked == "tf32x3" and not has_three else asked
+    # Reading `allow_tf32`, its older name, fails once this setting was used.
+    chosen = torch.backends.cuda.matmul.fp32_precision
+    if chosen in ("ieee", "tf32"):
+        return chosen
+    return "tf32x3" if has_three else "ieee"
 
 
 def read_signature(

@@ -463,6 +463,7 @@ def convert_for(
         shared_memory=memory,
         overlap=overlap,
         program_rows=build.program_rows,
+        f32_precision=build.f32_precision,
         smaller=steps,
         machine=build.machine,
     )

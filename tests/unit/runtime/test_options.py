@@ -12,6 +12,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import flexc
 from flexc.errors import OptionError
+from flexc.runtime.attention import call
 from flexc.runtime.attention.call import f32_precision
 from flexc.runtime.inputs.options import (
     IGNORED_OPTIONS,
@@ -20,6 +21,7 @@ from flexc.runtime.inputs.options import (
     kernel_options,
     read_choices,
 )
+from flexc.runtime.tapes.gpus import HOPPER
 from flexc.runtime.torch_compile.dynamo import flexc_backend
 
 Q = torch.randn(1, 2, 16, 8)
@@ -72,19 +74,40 @@ def test_moot_options_of_a_compiled_function_are_listed() -> None:
 
 
 @pytest.mark.parametrize("given", ["tf32", "'tf32'", "ieee", '"tf32x3"'])
-def test_precision_of_fp32_products(given: str) -> None:
+def test_precision_of_fp32_products(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Quotes are what torch needs to paste the value into a kernel."""
     options = {"FLOAT32_PRECISION": given}
     choices = read_choices("auto", options)
     expected = given.strip("'\"")
     assert choices.tiles.f32_precision == expected
     assert choices.ignored == ()
+    monkeypatch.setattr(call, "capability", lambda _: HOPPER)
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
     assert f32_precision(on_gpu, choices.tiles.f32_precision) == expected
     on_gpu.dtype = torch.bfloat16
     assert f32_precision(on_gpu, "tf32") == "ieee"
     assert read_choices("auto", kernel_options(choices)) == choices
     torch.testing.assert_close(attend(Q, Q, Q, kernel_options=options), attend(Q, Q, Q))
+
+
+def test_default_precision_of_fp32_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    monkeypatch.setattr(call, "capability", lambda _: HOPPER)
+    assert f32_precision(on_gpu, None) == "tf32x3"
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        for setting in ("ieee", "tf32"):
+            matmul.fp32_precision = setting
+            assert f32_precision(on_gpu, None) == setting
+            assert f32_precision(on_gpu, "tf32x3") == "tf32x3"
+    finally:
+        matmul.fp32_precision = before
+    monkeypatch.setattr(call, "capability", lambda _: 75)
+    assert f32_precision(on_gpu, None) == f32_precision(on_gpu, "tf32x3") == "ieee"
+    assert f32_precision(Q, None) == "ieee"
 
 
 REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
