@@ -90,7 +90,7 @@ def flex_attention(
     The arguments and results are those of
     `torch.nn.attention.flex_attention.flex_attention`, with the additional `mask_mod`.
     A kernel is compiled when mods are first seen. Later calls with mods of equal code
-    compile nothing, for any lengths and any captured values.
+    compile nothing, for any captured values; on a GPU, lengths choose one of a few.
 
     Out and lse have derivatives by query, key, value and every float tensor that
     `score_mod` captures: in reverse and forward mode, to the second order, under
@@ -112,13 +112,13 @@ def flex_attention(
             in natural units. It is -inf for a row without live keys, whose output is 0.
             torch deprecates this argument: use `return_aux`.
         kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
-            the tile. Other options of torch are ignored, and `explain` lists them.
-            `{"schedule": "overlap"}`, "simple" or "triton" chooses how the warps of a
-            GPU's kernel share the work, or raises ScheduleError (see the README).
-            `{"split_keys": True}` lets a GPU split a row's keys among programs if a
-            call has too few to fill the GPU, as it does by default for few queries.
-            `{"deterministic": True}` asks for gradients of equal bits at every run, as
-            `torch.use_deterministic_algorithms(True)` does for all calls.
+            the tile, and FLOAT32_PRECISION a GPU's products of fp32 ("tf32x3" by
+            default). Others are ignored, and `explain` lists them. `{"schedule":
+            "overlap"}`, "simple" or "triton" chooses how a GPU's warps share the work
+            (see the README), or raises ScheduleError.
+            `{"split_keys": True}` lets a GPU split a row's keys if programs are few,
+            as by default for few queries. `{"deterministic": True}` asks for equal bits
+            of gradients, as `torch.use_deterministic_algorithms(True)` does.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)` returns True for a live pair.
         backend: "auto" (by device), "triton", "cpp", or "eager": the dense

@@ -47,6 +47,7 @@ class Fact:
 
 TITLES = {
     "few_rows": "few rows",
+    "few_keys": "few keys",
     "pages": "keys in pages",
     "values_in_keys": "values in keys",
     "bounds": "bounds in closed form",
@@ -75,6 +76,13 @@ def rows(subject: Subject) -> Iterator[Fact]:
     whose = "one head" if heads == 1 else f"{heads} heads, which share a key head"
     times = "query" if queries == 1 else f"{queries} queries"
     yield Fact("few_rows", True, f"a program's rows are the {times} of {whose}")
+
+
+def keys(subject: Subject) -> Iterator[Fact]:
+    """Yield the fact that rows see few keys, if tiles depend on it."""
+    if subject.simple.few_keys is not None:
+        few = "programs are small, and several share a multiprocessor"
+        yield Fact("few_keys", True, f"{few} if not all run at once")
 
 
 def pages(subject: Subject) -> Iterator[Fact]:
@@ -307,6 +315,7 @@ def regions(subject: Subject) -> tuple[Region, Region]:
 
 FINDERS: tuple[Callable[[Subject], Iterator[Fact]], ...] = (
     rows,
+    keys,
     pages,
     values,
     bounds,

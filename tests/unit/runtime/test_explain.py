@@ -295,9 +295,13 @@ def test_memory_grows_with_blocks_at_most() -> None:
 def test_a_gpu_that_is_not_here() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    few = flexc.explain(causal, 1, 1, 1024, device="cuda", head_dim=128)
-    found = flexc.explain(causal, 1, 32, 1024, device="cuda", head_dim=128)
-    assert (few.tile, found.tile) == ((64, 128), (128, 128))
+    few = flexc.explain(causal, 1, 1, 4096, device="cuda", head_dim=128)
+    short = flexc.explain(causal, 1, 32, 1024, device="cuda", head_dim=128)
+    found = flexc.explain(causal, 1, 32, 4096, device="cuda", head_dim=128)
+    assert (few.tile, short.tile) == ((64, 128), (64, 64))
+    assert found.tile == (128, 128)
+    assert "few keys" in str(short)
+    assert "few keys" not in str(found)
     assert found.title.endswith("bfloat16, head dim 128, triton")
 
 
