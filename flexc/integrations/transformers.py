@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -276,6 +277,11 @@ def broadcast(table: Tensor) -> Callable[..., Tensor]:
             "a mask or bias expects up to 4 dimensions (batch, heads, queries, keys), "
             f"got {tuple(table.shape)}"
         )
-    names = "bhqk"[4 - table.dim() :]
-    kept = "".join(n for n, size in zip(names, table.shape, strict=True) if size != 1)
-    return READERS[kept](table.squeeze())
+    return _reader(table.shape)(table.squeeze())
+
+
+@lru_cache(1024)
+def _reader(shape: torch.Size) -> Callable[[Tensor], MaskMod]:
+    """Return the maker of functions that read a tensor of a shape, squeezed."""
+    names = "bhqk"[4 - len(shape) :]
+    return READERS["".join(n for n, s in zip(names, shape, strict=True) if s != 1)]

@@ -27,6 +27,7 @@ from flexc.runtime.tapes.tape import Number, Tape
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
     from flexc.runtime.kernels.driver import Compiled
+    from flexc.runtime.kernels.proofs import Proofs
 
 KEYS = 1, 2
 """The places of key and value among the tensors of a call."""
@@ -59,8 +60,9 @@ class GrowingCalls:
             self._tapes.clear()
         call = self._bind(tensors)
         facts = call.key_facts()
+        proofs = proofs_of(call, compiled)
         self._compiled[facts] = compiled
-        self._tapes[self._decisions(call, facts, compiled)] = tape
+        self._tapes[decisions(call, facts, compiled, proofs)] = tape
 
     def tape(self, tensors: Sequence[Any]) -> Tape | None:
         """Return the tape with the decisions for these tensors, None without one.
@@ -78,9 +80,10 @@ class GrowingCalls:
             return None
         captures = compiled.attention.arguments(call.signature.captures)
         compiled.reads.check(call.pairs, captures)
-        if call.needs_tables(compiled, captures):
+        proofs = proofs_of(call, compiled)
+        if call.plans_blocks(compiled.mask(proofs)):
             return None
-        return self._tapes.get(self._decisions(call, facts, compiled))
+        return self._tapes.get(decisions(call, facts, compiled, proofs))
 
     def _bind(self, tensors: Sequence[Any]) -> Attention:
         """Return the call with a key, a value and captures."""
@@ -88,35 +91,52 @@ class GrowingCalls:
         signature = replace(self._signature, captures=tuple(captures))
         return replace(self._blank, key=key, value=value, signature=signature)
 
-    def _decisions(
-        self, call: Attention, facts: Hashable, compiled: Compiled
-    ) -> Hashable:
-        """Return what the steps of a call depend on, apart from what replays read."""
-        from flexc.runtime.attention.run import count_splits
 
-        captures = compiled.attention.arguments(call.signature.captures)
-        proofs = compiled.proofs(call.query, call.key, captures)
-        return facts, proofs, count_splits(call, compiled, proofs)
+def proofs_of(call: Attention, compiled: Compiled) -> Proofs:
+    """Return the proofs of a call."""
+    captures = compiled.attention.arguments(call.signature.captures)
+    return compiled.proofs(call.query, call.key, captures)
+
+
+def decisions(
+    call: Attention, facts: Hashable, compiled: Compiled, proofs: Proofs
+) -> Hashable:
+    """Return what the steps of a call depend on, apart from what replays read."""
+    from flexc.runtime.attention.run import count_splits
+
+    return facts, proofs, count_splits(call, compiled, proofs)
+
+
+def are_same(given: Sequence[Any], seen: Sequence[Any]) -> bool:
+    """Return True if captures are the same tensors and equal numbers."""
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) or isinstance(b, Tensor):
+            return a is b
+        return bool(a == b)
+
+    return len(given) == len(seen) and all(map(same, given, seen))
 
 
 _known: Recent[GrowingCalls] = Recent(MOST_CALLS)
 
 
 def kind_of(tensors: Sequence[Any], exact: Any) -> Hashable:
-    """Return the key and facts of a call without its sizes and integers.
+    """Return the key and facts of a call without numbers of keys, sizes of captured
+    tensors and captured integers.
 
-    Return None for a call of many queries.
+    Return None for a call of many queries, or of operands without four dimensions.
     """
     key, facts = exact
     operands = tensors[:INPUTS]
     if any(t.dim() != 4 for t in operands) or operands[0].size(2) > MOST_QUERIES:
         return None
-    places = growing_places(tensors)
-    return key, facts_without_sizes(tensors, facts, KEYS, places)
+    growing = growing_places(tensors)
+    return key, facts_without_sizes(tensors, facts, growing, KEYS)
 
 
 def growing_places(tensors: Sequence[Any]) -> list[int]:
-    """Return the places of the tensors of a call that may have other sizes."""
+    """Return the places of key, value and captured tensors, whose sizes may grow."""
     captures = enumerate(tensors[INPUTS:], INPUTS)
     return [*KEYS, *(place for place, c in captures if isinstance(c, Tensor))]
 
@@ -152,7 +172,7 @@ def remember(
     _, key, value, *captures = tensors
     rows = few_rows(call)
     same = call.key is key and call.value is value
-    same &= call.signature.captures == tuple(captures)
+    same &= are_same(call.signature.captures, captures)
     if not tape.grows or rows is None or not same:
         return
     call, _ = fold(call, rows, ())
@@ -160,8 +180,8 @@ def remember(
     # Numbers that Python computes from captured ones are written into the tape.
     if any(i.number is not None for i in compiled.attention.inputs):
         return
-    captures = compiled.attention.arguments(call.signature.captures)
-    if call.tables is None and not call.needs_tables(compiled, captures):
+    mask = compiled.mask(proofs_of(call, compiled))
+    if call.tables is None and not call.plans_blocks(mask):
         calls = _known.find(kind, lambda calls: calls.traced is call.traced)
         calls = calls or _known.add(kind, GrowingCalls(call))
         calls.add(tensors, compiled, tape)

@@ -90,7 +90,7 @@ def flex_attention(
     The arguments and results are those of
     `torch.nn.attention.flex_attention.flex_attention`, with the additional `mask_mod`.
     A kernel is compiled when mods are first seen. Later calls with mods of equal code
-    compile nothing, for any captured values; on a GPU, lengths choose one of a few.
+    run it, or one of a few that lengths and captured numbers choose.
 
     Out and lse have derivatives by query, key, value and every float tensor that
     `score_mod` captures: in reverse and forward mode, to the second order, under
@@ -113,7 +113,7 @@ def flex_attention(
             torch deprecates this argument: use `return_aux`.
         kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
             the tile, and FLOAT32_PRECISION a GPU's products of fp32 ("tf32x3" by
-            default). Others are ignored, and `explain` lists them. `{"schedule":
+            default). torch's others are ignored; `explain` lists them. `{"schedule":
             "overlap"}`, "simple" or "triton" chooses how a GPU's warps share the work
             (see the README), or raises ScheduleError.
             `{"split_keys": True}` lets a GPU split a row's keys if programs are few,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from flexc.passes.targets import gluon
@@ -9,12 +11,19 @@ from flexc.runtime.kernels import driver
 from flexc.runtime.replay import repeats
 
 
-@pytest.fixture
-def many_short_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls have the programs of large batches: more than run at once."""
+def forget() -> None:
+    """Forget what depends on the numbers that fixtures replace."""
     driver._traced.clear()
     repeats.KNOWN.clear()
+
+
+@pytest.fixture
+def many_short_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Calls have the programs of large batches: more than run at once."""
+    forget()
     monkeypatch.setattr(gluon, "rows_of_a_program", lambda *sizes: None)
+    yield
+    forget()
 
 
 @pytest.fixture

@@ -349,8 +349,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             max(flex.tensor_shape(v)[3] for v in (op.query, op.value)),
             bool(op.tables),
             bool(op.tables) and isinstance(paired_ranges(op), WhyNot),
-            # Programs that all run at once do not wait for each other.
-            op.few_keys is not None and self.program_rows is None,
+            op.few_keys is not None,
             is_banded(op),
             changes_scores(op),
         )

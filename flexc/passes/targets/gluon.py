@@ -177,15 +177,6 @@ class GluonTarget(TritonTarget):
             return True
         return facts.widest <= NARROW and (facts.is_banded or facts.changes_scores)
 
-    def few_keys(
-        self, shape: AttentionShape, has_mask: bool, changes_scores: bool
-    ) -> int:
-        widest = max(shape.head_dim, shape.value_dim)
-        if shape.bits > WIDTH or (changes_scores and widest <= NARROW):
-            return 0
-        most = next((n for dim, n in FEW_KEYS.items() if widest <= dim), (0, 0))
-        return most[has_mask or changes_scores]
-
     def part_rows(self, sizes: TileSizes, bits: int, widest: int) -> int | None:
         has_roles = bits <= WIDTH and widest <= WIDEST
         return PART_ROWS if has_roles and sizes.block_m % PART_ROWS == 0 else None
@@ -196,6 +187,18 @@ class GluonTarget(TritonTarget):
 
 
 GLUON = GluonTarget()
+
+
+def most_few_keys(shape: AttentionShape, has_mask: bool, changes_scores: bool) -> int:
+    """Return the most keys with which small programs are faster.
+
+    Return 0 if the tile does not depend on the number of keys.
+    """
+    widest = max(shape.head_dim, shape.value_dim)
+    if shape.bits > WIDTH or (changes_scores and widest <= NARROW):
+        return 0
+    most = next((n for dim, n in FEW_KEYS.items() if widest <= dim), (0, 0))
+    return most[has_mask or changes_scores]
 
 
 def rows_of_a_program(heads: int, rows: int, multiprocessors: int) -> int | None:

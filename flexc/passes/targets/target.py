@@ -216,15 +216,6 @@ class Target(ABC):
         """Return sizes that are `steps` steps smaller in memory; `given` sizes stay."""
         return sizes
 
-    def few_keys(
-        self, shape: AttentionShape, has_mask: bool, changes_scores: bool
-    ) -> int:
-        """Return the most keys with which programs find little work.
-
-        Return 0 if the tile does not depend on the number of keys.
-        """
-        return 0
-
     def has_short_rows(self, facts: RowFacts) -> bool:
         """Return True if programs find little work and should have small tiles."""
         return facts.has_tables or facts.is_banded

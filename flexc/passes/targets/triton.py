@@ -83,6 +83,9 @@ PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
 
 
+SMALL_PAIRS = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+"""The smallest tiles of sums over pairs, which fit any shared memory."""
+
 DERIVATIVE_BLOCK = 128, 128
 """The planned blocks for sums over pairs of 16 bits: rows and columns of any tile."""
 
@@ -265,22 +268,10 @@ def attention_choices(
     """Return tiles of attention, the best first.
 
     At head dim 128 two warp groups share 128 rows. At 64 several programs share a
-    multiprocessor, and three stages hide the loads. IEEE fp32 products run on the FMA
-    pipes: small tiles, few stages.
+    multiprocessor, and three stages hide the loads.
     """
     if bits > 16:
-        smaller = [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
-        if is_tf32 and widest <= 128:
-            return [TileSizes(128, 64, 8, 2), TileSizes(64, 64, 4, 2), *smaller]
-        if widest <= 16:
-            return [TileSizes(64, 128, 4, 2), *smaller]
-        if widest <= 32:
-            return [TileSizes(128, 64, 8, 2), *smaller]
-        if widest <= 64:
-            return [TileSizes(32 if short_rows else 64, 64, 4, 2), *smaller]
-        if widest <= 128:
-            return [TileSizes(32, 32, 4, 2), TileSizes(32, 16, 4, 1)]
-        return [TileSizes(16, 16, 4, 1)]
+        return f32_choices(widest, short_rows, is_tf32)
     if widest <= 64:
         return [
             TileSizes(128, 64, 4, 3),
@@ -303,6 +294,26 @@ def attention_choices(
             TileSizes(32, 32, 4, 1),
         ]
     return [TileSizes(64, 32, 8, 2), TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+
+
+def f32_choices(widest: int, short_rows: bool, is_tf32: bool) -> list[TileSizes]:
+    """Return tiles of attention of fp32 and fp64, the best first.
+
+    IEEE products run on the FMA pipes: small tiles, few stages. Products of tf32 run on
+    tensor cores.
+    """
+    smaller = [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
+    if is_tf32 and widest <= 128:
+        return [TileSizes(128, 64, 8, 2), TileSizes(64, 64, 4, 2), *smaller]
+    if widest <= 16:
+        return [TileSizes(64, 128, 4, 2), *smaller]
+    if widest <= 32:
+        return [TileSizes(128, 64, 8, 2), *smaller]
+    if widest <= 64:
+        return [TileSizes(32 if short_rows else 64, 64, 4, 2), *smaller]
+    if widest <= 128:
+        return [TileSizes(32, 32, 4, 2), TileSizes(32, 16, 4, 1)]
+    return [TileSizes(16, 16, 4, 1)]
 
 
 def few_rows_choices(
@@ -357,14 +368,14 @@ def pair_choices(
     is_tf32: bool,
 ) -> list[TileSizes]:
     """Return tiles of sums over pairs with `results` result matrices, best first."""
-    widest = max(*rows, *columns)
-    small = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
-    if bits == 32 and len(rows) <= 2:
+    widest, small = max(*rows, *columns), SMALL_PAIRS
+    is_second = len(rows) > 2  # Second derivatives: twice as much of all.
+    if bits == 32 and not is_second:
         return f32_pair_choices(widest, is_tf32)
     if bits > 16:
         return small if widest <= 64 else small[1:]
     middle = [TileSizes(64, 64, 4, 2), TileSizes(64, 32, 4, 1)]
-    if len(rows) > 2:  # Second derivatives: twice as much of all.
+    if is_second:
         return [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 2), *small]
     if widest <= 64:
         first = TileSizes(128, 64 if results <= 1 else 32, 4, 3)
@@ -379,11 +390,11 @@ def pair_choices(
 
 def f32_pair_choices(widest: int, is_tf32: bool) -> list[TileSizes]:
     """Return tiles of sums over pairs of fp32, best first."""
-    small = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+    small = SMALL_PAIRS
     if widest <= 32:
         return [TileSizes(64, 64, 4, 2), TileSizes(64, 32, 4, 1), *small]
     if widest <= 64:
         return [TileSizes(128, 32, 8, 1), *small] if is_tf32 else small
     if widest <= 128:
         return small if is_tf32 else [TileSizes(32, 64, 8, 1), *small]
-    return [TileSizes(16, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+    return [TileSizes(16, 32, 4, 1), *small[1:]]

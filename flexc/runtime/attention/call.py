@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +31,9 @@ from flexc.runtime.inputs.tensor_facts import (
 from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
 from flexc.runtime.kernels.driver import Compiled, trace_mods
+from flexc.runtime.kernels.proofs import MaskReading
 from flexc.runtime.planner.tables import column_tables, plan_tables
 from flexc.runtime.tapes.gpus import (
-    AMPERE,
     HOPPER,
     capability,
     is_capturing,
@@ -155,7 +155,7 @@ class Attention:
         mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         if mask.has_bounds:
             return None
-        if not self.needs_tables(compiled, captures):
+        if not self.plans_blocks(mask):
             return given
         block = mask.block_for(self.query.size(2), self.key.size(2))
         if given is None or origin is None:
@@ -163,12 +163,10 @@ class Attention:
         is_finer = block[0] <= given[0] and block[1] <= given[1]
         return block if is_finer and origin.is_current() else given
 
-    def needs_tables(self, compiled: Compiled, captures: Sequence[Any]) -> bool:
-        """Return True if blocks are planned for the call, compiled without tables."""
-        if self.signature.mods == (None, None) or not self.may_plan:
-            return False
-        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
-        return mask.is_planned((*self.query.shape[:3], self.key.size(2)))
+    def plans_blocks(self, mask: MaskReading) -> bool:
+        """Return True if blocks of the mask are planned for the call."""
+        sizes = (*self.query.shape[:3], self.key.size(2))
+        return self.may_plan and mask.is_planned(sizes)
 
     def derivative_block(self, block: Block) -> Block | None:
         """Return the size of the blocks that are planned for derivatives.
@@ -310,8 +308,10 @@ class Attention:
         return sum_dtype(self.query.dtype)
 
     def key_facts(self) -> Hashable:
-        """Return what `build` depends on of the number of keys, and of the sizes and
-        strides of keys, captured tensors and tables.
+        """Return the facts by which builds of calls of one kind may differ.
+
+        They follow from the number of keys and the layout of keys, captured tensors and
+        tables.
         """
         _, key, value = self.operands
         longest = max_length(self.query.size(2), self.key.size(2))
@@ -397,20 +397,18 @@ class Attention:
 
 
 def f32_precision(query: Tensor, asked: F32Precision | None) -> F32Precision:
-    """Return the precision of fp32 products that is asked for, of the call or of torch.
+    """Return the precision of fp32 products that the call or torch asks for.
 
-    By default a GPU adds three products of tf32, as in torch's SDPA.
+    By default a GPU adds three products of tf32, as in torch's SDPA. AMD's GPUs compute
+    what these approximate.
     """
     if query.device.type != "cuda" or query.dtype is not torch.float32:
         return "ieee"
-    has_three = not torch.version.hip and capability(query.device) >= AMPERE
-    if asked is not None:
-        return "ieee" if asked == "tf32x3" and not has_three else asked
     # Reading `allow_tf32`, its older name, fails once this setting was used.
-    chosen = torch.backends.cuda.matmul.fp32_precision
+    chosen = asked or torch.backends.cuda.matmul.fp32_precision
     if chosen in ("ieee", "tf32"):
         return chosen
-    return "tf32x3" if has_three else "ieee"
+    return "ieee" if torch.version.hip else "tf32x3"
 
 
 def read_signature(

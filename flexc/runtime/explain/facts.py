@@ -79,10 +79,11 @@ def rows(subject: Subject) -> Iterator[Fact]:
 
 
 def keys(subject: Subject) -> Iterator[Fact]:
-    """Yield the fact that rows see few keys, if tiles depend on it."""
-    if subject.simple.few_keys is not None:
-        few = "programs are small, and several share a multiprocessor"
-        yield Fact("few_keys", True, f"{few} if not all run at once")
+    """Yield the fact that rows see few keys, if programs are small for this reason."""
+    tile = subject.own_tile
+    if subject.simple.few_keys is not None and tile.residents > 1:
+        programs = f"{tile.residents} programs of {tile.block_m} rows"
+        yield Fact("few_keys", True, f"{programs} share a multiprocessor")
 
 
 def pages(subject: Subject) -> Iterator[Fact]:

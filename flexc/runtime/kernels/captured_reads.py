@@ -46,7 +46,7 @@ from flexc.runtime.kernels.proofs import attention_of
 from flexc.runtime.tapes.recorder import unrecorded
 
 MAX_KNOWN = 4096
-"""The most outcomes that a module remembers; each belongs to one kind of call."""
+"""The most outcomes of a check that a module remembers."""
 
 MAX_PAIRS = 1 << 22
 """The most pairs that are evaluated at a time."""
@@ -55,7 +55,7 @@ NAMES = ("b", "h", "q_idx", "kv_idx")
 
 HOST = torch.device("cpu")
 
-Exact = int | tuple[int, ...] | None
+Given = int | tuple[int, ...] | None
 """The knowledge about a capture of one call: an integer, a shape, or None."""
 
 
@@ -113,7 +113,7 @@ class CapturedReads:
         return all(captures_inside(mod, positions, known) for mod in mods)
 
     def _find_error(
-        self, sizes: Sequence[int], known: Sequence[Exact]
+        self, sizes: Sequence[int], known: Sequence[Given]
     ) -> CapturedIndexError | None:
         """Evaluate the reads of a call; return the first error, or None."""
         with unrecorded(), torch.device("cpu"):
@@ -202,7 +202,7 @@ def _is_bad(score: Tensor) -> Tensor:
     return score.isnan() | (score == math.inf)
 
 
-def _known(capture: Any) -> Exact:
+def _known(capture: Any) -> Given:
     if isinstance(capture, Tensor):
         return tuple(capture.shape)
     return int(capture) if isinstance(capture, int) else None
@@ -243,7 +243,7 @@ class Evaluation:
     Values have the dimensions (batches, heads, pairs).
     """
 
-    def __init__(self, region: Region, at: Sequence[Tensor], known: Sequence[Exact]):
+    def __init__(self, region: Region, at: Sequence[Tensor], known: Sequence[Given]):
         self.region = region
         self.wrong: dict[SSAValue, Tensor] = {}
         self.at = list(at)

@@ -47,10 +47,10 @@ from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known, interval_of, rounded
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.targets.gluon import GLUON
+from flexc.passes.targets.gluon import most_few_keys
 from flexc.passes.targets.target import Block, TileSizes, next_power_of_2
 from flexc.runtime.kernels.build import Build
-from flexc.runtime.kernels.schedules import obstacle_to_roles
+from flexc.runtime.kernels.schedules import TRITON, obstacle_to_roles
 
 Fact = Known | float
 """The shape of a captured tensor, the value of a captured number, or None."""
@@ -186,7 +186,7 @@ def _has_sequences(op: flex.AttentionOp, build: Build) -> bool:
 
 def _most_few_keys(op: flex.AttentionOp) -> int:
     has_mask = not is_always_true(op.mask_mod)
-    return GLUON.few_keys(attention_shape(op), has_mask, changes_scores(op))
+    return most_few_keys(attention_shape(op), has_mask, changes_scores(op))
 
 
 def _keys_are_few(
@@ -196,10 +196,15 @@ def _keys_are_few(
 
 
 def _may_have_small_programs(op: flex.AttentionOp, build: Build) -> bool:
-    """Return True if the tile of an op depends on the number of keys."""
-    if op.sequences is not None or obstacle_to_roles(build) is not None:
+    """Return True if the tile of an op depends on the number of keys.
+
+    If all programs run at once, small ones are not faster.
+    """
+    tiles = build.tiles
+    is_chosen = tiles.block_m or tiles.block_n or tiles.schedule == TRITON.name
+    if is_chosen or build.program_rows is not None or op.sequences is not None:
         return False
-    return _most_few_keys(op) > 0
+    return obstacle_to_roles(build) is None and _most_few_keys(op) > 0
 
 
 PROOFS = {
@@ -234,8 +239,10 @@ class Prover:
 
     def of_sizes(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proofs:
         """Return the proofs for (batch, heads, q_len, kv_len) and capture arguments."""
+        if not self.proofs:
+            return Proofs()
         sizes, facts = tuple(sizes), tuple(map(_describe, captures))
-        larger = tuple(map(next_power_of_2, sizes)), tuple(map(_rounded, facts))
+        larger = tuple(map(next_power_of_2, sizes)), tuple(map(_generalised, facts))
         outcomes: dict[str, bool] = {}
         for name, proof in self.proofs.items():
             outcomes[name] = self.holds(name, *larger)
@@ -254,7 +261,7 @@ def attention_of(module: ModuleOp) -> flex.AttentionOp:
     return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
 
 
-def _rounded(fact: Fact) -> Fact:
+def _generalised(fact: Fact) -> Fact:
     return fact if isinstance(fact, float) else rounded(fact)
 
 

@@ -296,22 +296,22 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
 def facts_without_sizes(
     tensors: Sequence[Any],
     facts: Sequence[Any],
+    growing: Sequence[int],
     keys: Sequence[int],
-    places: Sequence[int],
 ) -> tuple[Hashable, ...]:
     """Return the facts that calls with other sizes of some tensors have too.
 
-    `facts` are those of the tensors and numbers. The tensors in `keys`, of four
-    dimensions, may have other numbers of rows, and other strides of batches and heads.
-    Other tensors in `places` may have any sizes and strides. Integers may be others
-    too.
+    `facts` are those of the tensors and numbers. The tensors in the places `growing`
+    may have other sizes and strides: those in the places `keys`, of four dimensions,
+    other numbers of rows and strides of batches and heads, the others any. Integers
+    may be others too.
     """
     found: list[Any] = []
     rest = list(facts)
     for place, tensor in enumerate(tensors):
         count = 1 if tensor is None or type(tensor) in NUMBERS else FACTS
         own, rest = rest[:count], rest[count:]
-        if place in places:
+        if place in growing:
             shape, strides, *others = own
             kept = (*shape[:2], *shape[3:], *strides[2:])
             own = [kept if place in keys else len(shape), *others]

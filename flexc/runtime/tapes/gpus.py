@@ -27,9 +27,6 @@ TRITON_VARIABLES = (
 HOPPER = 90
 """The compute capability of an H100: ten times the major number plus the minor one."""
 
-AMPERE = 80
-"""The least compute capability of GPUs that multiply tf32."""
-
 
 @cache
 def multiprocessors(device: torch.device) -> int:

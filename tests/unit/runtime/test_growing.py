@@ -412,6 +412,20 @@ def test_sizes_that_python_computes_with() -> None:
 
 
 @torch.no_grad()
+def test_parameters_of_which_mods_read_the_size_alone() -> None:
+    buffers, weight = tensors(40), torch.nn.Parameter(torch.randn(7, 3))
+
+    def sized(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s + weight.shape[0] * 0.1 * k
+
+    for length in (20, 21, 22, 23):
+        right = fresh(buffers, length, viewed, score_mod=sized)
+        for _ in range(2):
+            found = decode(buffers, length, viewed, score_mod=sized)
+            assert torch.equal(found, right)
+
+
+@torch.no_grad()
 def test_reads_of_growing_calls_are_checked() -> None:
     buffers, table = tensors(60), torch.randn(4, 40)
     for length in (20, 20, 21, 21, 22, 30, 40):

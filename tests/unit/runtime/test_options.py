@@ -12,7 +12,6 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import flexc
 from flexc.errors import OptionError
-from flexc.runtime.attention import call
 from flexc.runtime.attention.call import f32_precision
 from flexc.runtime.inputs.options import (
     IGNORED_OPTIONS,
@@ -21,7 +20,6 @@ from flexc.runtime.inputs.options import (
     kernel_options,
     read_choices,
 )
-from flexc.runtime.tapes.gpus import HOPPER
 from flexc.runtime.torch_compile.dynamo import flexc_backend
 
 Q = torch.randn(1, 2, 16, 8)
@@ -74,16 +72,13 @@ def test_moot_options_of_a_compiled_function_are_listed() -> None:
 
 
 @pytest.mark.parametrize("given", ["tf32", "'tf32'", "ieee", '"tf32x3"'])
-def test_precision_of_fp32_products(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_of_fp32_products(given: str) -> None:
     """Quotes are what torch needs to paste the value into a kernel."""
     options = {"FLOAT32_PRECISION": given}
     choices = read_choices("auto", options)
     expected = given.strip("'\"")
     assert choices.tiles.f32_precision == expected
     assert choices.ignored == ()
-    monkeypatch.setattr(call, "capability", lambda _: HOPPER)
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
     assert f32_precision(on_gpu, choices.tiles.f32_precision) == expected
     on_gpu.dtype = torch.bfloat16
@@ -92,9 +87,8 @@ def test_precision_of_fp32_products(
     torch.testing.assert_close(attend(Q, Q, Q, kernel_options=options), attend(Q, Q, Q))
 
 
-def test_default_precision_of_fp32_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_precision_of_fp32_products() -> None:
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    monkeypatch.setattr(call, "capability", lambda _: HOPPER)
     assert f32_precision(on_gpu, None) == "tf32x3"
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
@@ -105,8 +99,6 @@ def test_default_precision_of_fp32_products(monkeypatch: pytest.MonkeyPatch) -> 
             assert f32_precision(on_gpu, "tf32x3") == "tf32x3"
     finally:
         matmul.fp32_precision = before
-    monkeypatch.setattr(call, "capability", lambda _: 75)
-    assert f32_precision(on_gpu, None) == f32_precision(on_gpu, "tf32x3") == "ieee"
     assert f32_precision(Q, None) == "ieee"
 
 

@@ -517,6 +517,25 @@ def test_few_keys_have_small_programs(
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"program_rows": 128},
+        {"tiles": TileOptions(block_n=64)},
+        {"tiles": TileOptions(schedule="triton")},
+        {"capability": 80},
+        {"call": replace(CALL, few_rows=(4, 1))},
+        {"call": replace(CALL, dtype=torch.float32)},
+    ],
+)
+def test_few_keys_are_no_fact_where_tiles_do_not_depend_on_them(
+    given: dict[str, Any],
+) -> None:
+    traced = capture_mods(read_mods(None, causal), torch.float32, "cpu")
+    compiled = driver.Compiled(traced, replace(BUILD, **given))
+    assert not compiled.proofs.of_sizes((8, 8, 5000, 100), ()).few_keys
+
+
+@pytest.mark.parametrize(
     ("q_len", "rows"), [(1, 1), (17, 32), (32, 32), (33, 64), (64, 64), (65, None)]
 )
 def test_programs_of_a_cpu_have_no_panels_beyond_the_queries(
