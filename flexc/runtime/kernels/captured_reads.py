@@ -347,11 +347,16 @@ class Evaluation:
     def example(
         self, op: flex.LoadCaptureOp, axis: int, index: Tensor, outside: Tensor
     ) -> Outside:
-        """Return the last pair at which a read is out of range along an axis."""
-        places = torch.broadcast_tensors(outside, index, *self.at)
-        last = tuple(places[0].nonzero()[-1])
-        found, *at = (int(p[last]) for p in places[1:])
-        return Outside(op, axis, found, self.shapes[op.tensor][axis], at)
+        """Return the last of the pairs whose index is the farthest out of range."""
+        size, index = self.shapes[op.tensor][axis], index.long()
+        distance = torch.maximum(index - size, -1 - index)
+        outside, distance, *places = torch.broadcast_tensors(
+            outside, distance, index, *self.at
+        )
+        far = distance.where(outside, -1).flatten()
+        last = far.numel() - 1 - int(far.flip(0).argmax())
+        found, *at = (int(p.flatten()[last]) for p in places)
+        return Outside(op, axis, found, size, at)
 
 
 class FullEvaluation(Evaluation):

@@ -100,6 +100,13 @@ def test_the_message() -> None:
     assert "is 127 at b 0, h 1, q_idx 127, kv_idx 127" in text
 
 
+def test_the_message_tells_the_size_that_is_needed() -> None:
+    table = torch.zeros(2, 30)
+    with pytest.raises(CapturedIndexError) as raised:
+        attend(lambda s, b, h, q, k: s + table[h, (q - k).abs()], length=40)
+    assert "is 39 at b 0, h 1, q_idx 39, kv_idx 0" in str(raised.value)
+
+
 INSIDE: dict[str, tuple[Any, Any]] = {
     "guarded": (lambda s, b, h, q, k: s + SMALL[k], first),
     "guarded rows": (lambda s, b, h, q, k: s + SMALL[q], first_rows),
