@@ -38,7 +38,14 @@ from flexc.runtime.autograd.template import (
     join_tables,
     split,
 )
-from flexc.runtime.growing import find, growing_places, kind_of, marked, remember
+from flexc.runtime.growing import (
+    are_same,
+    find,
+    growing_places,
+    kind_of,
+    marked,
+    remember,
+)
 from flexc.runtime.inputs.arguments import Results, Tables
 from flexc.runtime.inputs.notes import MAX_KEPT, Capture, Notes
 from flexc.runtime.inputs.options import is_interpreting
@@ -171,7 +178,7 @@ class RecordedCall:
         here = [t for t in tensors if isinstance(t, Tensor)]
         plans = template.is_packed and tables is None
         same = given[: len(here)] if plans else given
-        if may_repeat(call) and _are(same, here):
+        if may_repeat(call) and are_same(same, here):
             stored = None
             if self._is_known and self._stored is not None:
                 rest = StoredFacts.of(template, plans)
@@ -306,12 +313,6 @@ def packed(call: Attention) -> tuple[Tensor]:
     assert tables is not None
     assert tables.packed is not None
     return (tables.packed.tensor,)
-
-
-def _are(given: Sequence[Any], tensors: Sequence[Any]) -> bool:
-    """Return True if the tensors are the same objects, neither cast nor expanded."""
-    pairs = zip(given, tensors, strict=False)
-    return len(given) == len(tensors) and all(a is b for a, b in pairs)
 
 
 def may_repeat(call: Attention) -> bool:

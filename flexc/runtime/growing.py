@@ -108,14 +108,10 @@ def decisions(
 
 
 def are_same(given: Sequence[Any], seen: Sequence[Any]) -> bool:
-    """Return True if captures are the same tensors and equal numbers."""
-
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) or isinstance(b, Tensor):
-            return a is b
-        return bool(a == b)
-
-    return len(given) == len(seen) and all(map(same, given, seen))
+    """Return True if the tensors are the same objects, neither cast nor expanded."""
+    pairs = zip(given, seen, strict=False)
+    tensors = (a is b for a, b in pairs if isinstance(b, Tensor))
+    return len(given) == len(seen) and all(tensors)
 
 
 _known: Recent[GrowingCalls] = Recent(MOST_CALLS)

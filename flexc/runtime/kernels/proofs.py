@@ -198,7 +198,7 @@ def _keys_are_few(
 def _may_have_small_programs(op: flex.AttentionOp, build: Build) -> bool:
     """Return True if the tile of an op depends on the number of keys.
 
-    If all programs run at once, small ones are not faster.
+    Calls whose programs all run at once keep larger ones.
     """
     tiles = build.tiles
     is_chosen = tiles.block_m or tiles.block_n or tiles.schedule == TRITON.name
