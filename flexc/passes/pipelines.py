@@ -62,6 +62,7 @@ from flexc.passes.hopper.tile_keep_columns import TileKeepColumnsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_loops import TileSplitLoopsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
+from flexc.passes.hopper.tile_take_turns import TileTakeTurnsPass
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
     HOPPER_SHARED_MEMORY,
@@ -224,6 +225,7 @@ def to_schedule(options: LoweringOptions = NO_OPTIONS) -> Passes:
         TileCheckCapacityPass(),
         *TIDY,
         TileAsyncProductsPass(),
+        TileTakeTurnsPass(),
         *TIDY,
     )
 

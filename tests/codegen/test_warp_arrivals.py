@@ -91,12 +91,13 @@ def test_fewer_warps_than_threads_arrive() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["causal", "soft_cap"])
-def test_loops_of_a_kernel_have_no_bar_sync(name: str) -> None:
+def test_loops_of_a_kernel_have_no_bar_sync_but_turns(name: str) -> None:
     ptx = compiled(Variant(name, "sm90", "bf16", 128)).kernel.asm["ptx"]
     loops = [body for body in innermost_loops(ptx) if "wgmma.mma_async" in body]
     assert len(loops) >= 2
     assert all(body.count("@is_first") == 2 for body in loops)
-    assert not any("bar.sync" in body for body in loops)
+    waits = [re.findall(r"bar\.sync\s+(\d+, \d+);", body) for body in loops]
+    assert {tuple(found) for found in waits} == {("10, 256",), ("11, 256",)}
 
 
 def innermost_loops(ptx: str) -> list[str]:

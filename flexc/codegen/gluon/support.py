@@ -305,6 +305,37 @@ def unpack_pairs(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.convert_layout(pairs.to(DTYPE, bitcast=True), LAYOUT, assert_trivial=True)
 
 
+FIRST_TURN = gl.constexpr(10)
+"""The first of the 16 named barriers that is for turns; Triton takes those below."""
+
+
+@constexpr_function
+def turn_code(instruction, part):
+    """Return the PTX by which a copy of a role takes or gives the turn of a copy.
+
+    A turn is a named barrier, at which the warp group that gives and the one that
+    takes arrive.
+    """
+    return f"bar.{instruction} {FIRST_TURN.value + part}, 256; mov.b32 $0, 0;"
+
+
+@gluon.jit
+def take_turn(part: gl.constexpr):
+    """Wait until a copy of a role has the turn."""
+    gl.inline_asm_elementwise(
+        turn_code("sync", part), "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def pass_turn(part: gl.constexpr, COPIES: gl.constexpr):
+    """Give the turn to the next copy of a role."""
+    NEXT: gl.constexpr = (part + 1) % COPIES
+    gl.inline_asm_elementwise(
+        turn_code("arrive", NEXT), "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
 @gluon.jit
 def opaque(index):
     """Return an index that the compiler cannot move out of a loop."""

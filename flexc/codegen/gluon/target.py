@@ -105,8 +105,8 @@ def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
 
 GLUON_WORDS = (
     "add_out barriers copy_in copy_out fence_async_shared gl gluon keep_columns "
-    "mbarrier pack_pairs partial_sums read_diagonals tile_of tma unpack_pairs "
-    "vector_of warpgroup_mma warpgroup_mma_wait widen"
+    "mbarrier pack_pairs partial_sums pass_turn read_diagonals take_turn tile_of tma "
+    "unpack_pairs vector_of warpgroup_mma warpgroup_mma_wait widen"
 )
 
 COPIES = schedule.CopyInOp | schedule.CopyOutOp
@@ -139,8 +139,10 @@ class GluonPrinter(TilePrinter):
         schedule.CopyInOp: "copy_in",
         schedule.CopyOutOp: "copy_out",
         schedule.OpaqueOp: "opaque",
+        schedule.PassTurnOp: "pass_turn",
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
+        schedule.TakeTurnOp: "take_turn",
         tile.KeepColumnsOp: "keep_columns",
         tile.PackPairsOp: "pack_pairs",
         tile.PartialSumsOp: "partial_sums",
@@ -298,6 +300,14 @@ class GluonPrinter(TilePrinter):
         self.line(f"{registers},")
         self._indent -= 1
         self.line(")")
+
+    @print_statement.register
+    def _(self, op: schedule.TakeTurnOp) -> None:
+        self.line(f"take_turn({self.name(op.part)})")
+
+    @print_statement.register
+    def _(self, op: schedule.PassTurnOp) -> None:
+        self.line(f"pass_turn({self.name(op.part)}, {op.copies})")
 
     @print_statement.register
     def _(self, op: schedule.EndOp) -> None:

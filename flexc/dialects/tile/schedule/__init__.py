@@ -1,7 +1,8 @@
 """Ops of an explicit schedule: roles, asynchronous ops, and operands in shared memory.
 
 Passes write a schedule (`tile-split-rows`, `tile-delay-products`,
-`tile-specialize-warps`, `tile-async-products`), and the Gluon printer prints it.
+`tile-specialize-warps`, `tile-async-products`, `tile-take-turns`), and the Gluon
+printer prints it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from flexc.dialects.tile.schedule.roles import (
     EndOp,
     OfPartOp,
     PartsOp,
+    PassTurnOp,
     RoleOp,
     RolesOp,
     ShareOp,
+    TakeTurnOp,
+    TurnOp,
 )
 from flexc.dialects.tile.types import (
     BarriersType,
@@ -50,6 +54,8 @@ SCHEDULE_OPS = (
     TakeColumnsOp,
     RolesOp,
     RoleOp,
+    TakeTurnOp,
+    PassTurnOp,
     EndOp,
     SharedOp,
     OpaqueOp,
@@ -89,6 +95,7 @@ __all__ = [
     "OfPartOp",
     "OpaqueOp",
     "PartsOp",
+    "PassTurnOp",
     "PendingType",
     "ReadViewOp",
     "RoleOp",
@@ -99,7 +106,9 @@ __all__ = [
     "SharesType",
     "SlotOp",
     "TakeColumnsOp",
+    "TakeTurnOp",
     "TransposeViewOp",
+    "TurnOp",
     "ViewType",
     "WriteViewOp",
     "shared_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
@@ -255,6 +256,52 @@ class RoleOp(IRDLOperation):
         if warps < 1 or warps & (warps - 1):
             raise VerifyException(f"warps expects a power of two, got {warps}")
         _verify_numbered(self.body)
+
+
+class TurnOp(IRDLOperation, ABC):
+    """An op on the turn, which at most one copy of a role has.
+
+    At first no copy has it. Turns order ops of copies, but not accesses of memory.
+    """
+
+    part = operand_def(i32)
+
+    assembly_format = "$part attr-dict"
+
+    def __init__(self, part: SSAValue):
+        super().__init__(operands=[part])
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the role."""
+        assert isinstance(self.part.owner, Block)
+        role = self.part.owner.parent_op()
+        assert isinstance(role, RoleOp)
+        return role.copies.value.data
+
+    def verify_(self) -> None:
+        block = self.part.owner
+        if not isinstance(block, Block) or not isinstance(block.parent_op(), RoleOp):
+            raise VerifyException("part expects the number of a role's copy")
+
+
+@irdl_op_definition
+class TakeTurnOp(TurnOp):
+    """A wait until the copy has the turn.
+
+    ```mlir
+    tile.take_turn %part
+    ```
+    """
+
+    name = "tile.take_turn"
+
+
+@irdl_op_definition
+class PassTurnOp(TurnOp):
+    """A gift of the turn to the next copy, or from the last one to the first."""
+
+    name = "tile.pass_turn"
 
 
 @irdl_op_definition

@@ -130,6 +130,20 @@ class ScheduleFunctions(InterpreterFunctions):
         running_program(interpreter).run(bodies)
         return ()
 
+    @impl(schedule.TakeTurnOp)
+    def run_take_turn(
+        self, interpreter: Interpreter, op: schedule.TakeTurnOp, args: PythonValues
+    ) -> PythonValues:
+        at_switch(interpreter).take_turn(int(args[0]))
+        return ()
+
+    @impl(schedule.PassTurnOp)
+    def run_pass_turn(
+        self, interpreter: Interpreter, op: schedule.PassTurnOp, args: PythonValues
+    ) -> PythonValues:
+        at_switch(interpreter).pass_turn((int(args[0]) + 1) % op.copies)
+        return ()
+
     @impl_terminator(schedule.EndOp)
     def run_end(
         self, interpreter: Interpreter, op: schedule.EndOp, args: PythonValues

@@ -130,6 +130,8 @@ class Agent:
     unfenced: list[Write] = field(default_factory=list)
     shared: Counter[Operation] = field(default_factory=Counter)
     """The number of times that this part has executed each `tile.share`."""
+    turns: int = 0
+    """The number of turns that this copy has taken."""
 
     def stamp(self) -> Stamp:
         """Return the current time of this agent."""
@@ -257,6 +259,7 @@ class ScheduledProgram:
         self.leaving: list[CopyOut] = []
         """The copies out that have read their slots, and land when the program ends."""
         self.shares: dict[tuple[Operation, int], Shares] = {}
+        self._turns: dict[int, Barrier] = {}
 
     def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
         """Run the roles with these names concurrently until all have ended."""
@@ -319,6 +322,18 @@ class ScheduledProgram:
         self.current.shared[op] += 1
         fresh = Shares(Barrier(f"shared tile {number}", parts))
         return self.shares.setdefault((op, number), fresh)
+
+    def take_turn(self, part: int) -> None:
+        """Pause the current role until the copy `part`, which it is, has the turn."""
+        self.wait(Wait(self._turn(part), self.current.turns % 2))
+        self.current.turns += 1
+
+    def pass_turn(self, part: int) -> None:
+        """Give the turn to the copy `part`, which learns nothing else by it."""
+        self._turn(part).arrive({})
+
+    def _turn(self, part: int) -> Barrier:
+        return self._turns.setdefault(part, Barrier(f"turn of copy {part}", 1))
 
     def finish(self) -> None:
         """Check that the program ends with nothing in flight and all writes known.

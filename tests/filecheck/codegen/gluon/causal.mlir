@@ -9,8 +9,8 @@
 // CHECK-NEXT: # shared memory: 98376 bytes
 // CHECK: from triton.experimental import gluon
 // CHECK: from flexc.codegen.gluon.support import (
-// CHECK-NEXT: barriers, copy_in, copy_out, keep_columns, pack_pairs, partial_sums, tile_of,
-// CHECK-NEXT: unpack_pairs
+// CHECK-NEXT: barriers, copy_in, copy_out, keep_columns, pack_pairs, partial_sums, pass_turn,
+// CHECK-NEXT: take_turn, tile_of, unpack_pairs
 
 // A role is a function of what it uses from before; its layouts have names.
 // CHECK: @gluon.jit
@@ -23,6 +23,9 @@
 // CHECK: ROWS_64: gl.constexpr = gl.SliceLayout(1, PRODUCT_64)
 // CHECK-NEXT: OPERAND_128: gl.constexpr = gl.DotOperandLayout(
 // CHECK-NEXT: operand_index=0, parent=PRODUCT_128, k_width=2
+// CHECK: is_last = part == 1
+// CHECK-NEXT: if is_last:
+// CHECK-NEXT: pass_turn(part, 2)
 // CHECK: part_start = part * 64
 // CHECK: q_idx = q_start_1 + gl.arange(0, 64, ROWS_64)
 // CHECK: acc = gl.full([64, 128], 0.0, gl.float32, PRODUCT_128)
@@ -48,9 +51,11 @@
 // CHECK: # partial blocks, after the first
 // CHECK-NEXT: for i in range(1, {{.*}}):
 // CHECK-NEXT: p_bf16_2 = unpack_pairs(pairs_1, gl.bfloat16, OPERAND_128)
+// CHECK-NEXT: take_turn(part)
 // CHECK: acc_next_issued = warpgroup_mma(
 // CHECK-NEXT: p_bf16_2, tile_of(v), acc_scaled_1, is_async=True
 // CHECK-NEXT: )
+// CHECK-NEXT: pass_turn(part, 2)
 // CHECK-NEXT: s_1 = warpgroup_mma_wait(1, [s_issued_1])
 // CHECK-NEXT: mbarrier.arrive(k_empty.index(k_slot), count=4)
 // CHECK: keep_columns(

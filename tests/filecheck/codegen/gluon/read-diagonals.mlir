@@ -2,7 +2,8 @@
 
 // A bias by distance: one call, between the issue of the scores' product and its wait.
 // Lengths of keys are multiples of a block's here, those of queries are not.
-// CHECK: barriers, copy_in, copy_out, partial_sums, read_diagonals, tile_of
+// CHECK: barriers, copy_in, copy_out, partial_sums, pass_turn, read_diagonals, take_turn,
+// CHECK-NEXT: tile_of
 // CHECK: rows = {{.*}} + 1
 // CHECK: for i in range(
 // CHECK: s_issued_1 = warpgroup_mma(

@@ -182,3 +182,28 @@ tile.kernel @sums(%numbers : tensor<?x?x?xf32> #tile.param<argument 0>,
   }
   tile.return
 }
+
+// -----
+
+// CHECK-LABEL: tile.kernel @turns
+tile.kernel @turns() grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c2 = arith.constant 2 : i32
+  tile.roles {
+    tile.role "consumer" copies 3 warps 4 registers 160 {
+    ^bb0(%part : i32):
+      %is_last = arith.cmpi eq, %part, %c2 : i32
+      // CHECK: scf.if %is_last {
+      // CHECK-NEXT: tile.pass_turn %part
+      // CHECK-NEXT: }
+      scf.if %is_last {
+        tile.pass_turn %part
+      }
+      // CHECK-NEXT: tile.take_turn %part
+      tile.take_turn %part
+      // CHECK-NEXT: tile.pass_turn %part
+      tile.pass_turn %part
+      tile.end
+    }
+  }
+  tile.return
+}

@@ -486,3 +486,9 @@ tile.kernel @rows_of_two_groups(%c : i1 #tile.param<argument 0>)
 %view = "test.op"() : () -> !tile.view<!tile.tile<64x64xbf16>>
 // CHECK: result expects a tile like !tile.tile<64x64xbf16>, got !tile.tile<64x64xf32>
 %x = tile.read_view %view : !tile.view<!tile.tile<64x64xbf16>> -> !tile.tile<64x64xf32>
+
+// -----
+
+%part = "test.op"() : () -> i32
+// CHECK: part expects the number of a role's copy
+tile.take_turn %part

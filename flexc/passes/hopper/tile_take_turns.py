@@ -1,0 +1,104 @@
+"""`tile-take-turns`: let the copies of a role issue their products one after another.
+
+Where an iteration issues several products before it waits for one, a copy takes the
+turn first and passes it on once they are issued:
+
+    for i:                       for i:
+        s = issue(q, k)              take_turn
+        o = issue(p, v)      =>      s = issue(q, k)
+        softmax(await(s))            o = issue(p, v)
+                                     pass_turn
+                                     softmax(await(s))
+
+Without turns, copies drift into the same phase: their products then wait for each
+other, and tensor cores wait for the exponentials of all. See Shah et al.,
+"FlashAttention-3", 2024, section 3.1.
+
+All copies must take equally many turns, so the loop's bounds must not depend on the
+copy. The last copy passes the turn to the first one at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from flexc.dialects.tile.schedule import (
+    AwaitDotOp,
+    IssueDotOp,
+    PassTurnOp,
+    RoleOp,
+    TakeTurnOp,
+)
+from flexc.passes.scalar.scalar_code import ScalarCode
+
+MOST_COPIES = 6
+"""The most copies that take turns, for which the hardware has barriers."""
+
+
+def issued_together(body: Block) -> Sequence[IssueDotOp]:
+    """Return a block's products if all are issued before the first wait, else none."""
+    issued: list[IssueDotOp] = []
+    has_waited = False
+    for op in body.ops:
+        if isinstance(op, IssueDotOp):
+            if has_waited:
+                return ()
+            issued.append(op)
+        has_waited |= bool(issued) and isinstance(op, AwaitDotOp)
+    return issued if len(issued) > 1 else ()
+
+
+def is_same_for_copies(value: SSAValue, role: RoleOp) -> bool:
+    """Return True if a value is computed from values outside of a role alone."""
+    owner = value.owner
+    if isinstance(owner, Block):
+        return not role.is_ancestor(owner)
+    if not role.is_ancestor(owner):
+        return True
+    return not owner.regions and all(
+        is_same_for_copies(v, role) for v in owner.operands
+    )
+
+
+def take_turns(role: RoleOp) -> None:
+    """Write turns around the products of a role's loops."""
+    part, copies = role.body.block.args[0], role.copies.value.data
+    loops = [
+        (op, issued)
+        for op in role.body.block.ops
+        if isinstance(op, scf.ForOp)
+        and (issued := issued_together(op.body.block))
+        and all(is_same_for_copies(v, role) for v in (op.lb, op.ub, op.step))
+    ]
+    if not loops or not 1 < copies <= MOST_COPIES:
+        return
+    for loop, issued in loops:
+        first = loop.body.block.first_op
+        assert first is not None
+        Rewriter.insert_op(TakeTurnOp(part), InsertPoint.before(first))
+        Rewriter.insert_op(PassTurnOp(part), InsertPoint.after(issued[-1]))
+    code = ScalarCode(InsertPoint.at_start(role.body.block))
+    is_last = code.cmp("eq", part, code.const(copies - 1))
+    is_last.name_hint = "is_last"
+    start = Region(Block([PassTurnOp(part), scf.YieldOp()]))
+    code.builder.insert(scf.IfOp(is_last, [], start))
+
+
+@dataclass(frozen=True)
+class TileTakeTurnsPass(ModulePass):
+    """Let the copies of a role issue their products one after another."""
+
+    name = "tile-take-turns"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for role in op.walk():
+            if isinstance(role, RoleOp):
+                take_turns(role)
