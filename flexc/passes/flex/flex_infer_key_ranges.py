@@ -11,7 +11,7 @@ written as `q_idx in [kv_first, min(q_len - 1, kv_last + window)]`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -34,6 +34,7 @@ from flexc.passes.masks.bounds.terms import (
     Sum,
     Symbol,
     Term,
+    addends,
     negate,
 )
 from flexc.passes.masks.segments.mask_problem import MaskProblem
@@ -137,18 +138,6 @@ class RangeSpeller:
         """Return -(t // c), printed as ceil(-t / c)."""
         above = self.term(negate(taken.term), at_last, inner=True)
         return f"ceil({above} / {self.term(taken.divisor, at_last, inner=True)})"
-
-
-def addends(term: Term, sign: int = 1) -> Iterator[tuple[Term, int]]:
-    """Yield the addends of a term, with signs."""
-    match term:
-        case Sum():
-            yield from addends(term.left, sign)
-            yield from addends(term.right, sign)
-        case Negative():
-            yield from addends(term.term, -sign)
-        case _:
-            yield term, sign
 
 
 def spell_leaf(leaf: Leaf) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -42,11 +42,19 @@ from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.flex.score_factor import narrow_scores
 from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
-from flexc.passes.masks.segments.mask_problem import is_always_true
+from flexc.passes.masks.bounds.widths import most_columns
+from flexc.passes.masks.segments.mask_problem import MaskProblem, is_always_true
 from flexc.passes.scalar import Proof, Proven, WhyNot
-from flexc.passes.scalar.ranges.exact_ranges import Known, interval_of, rounded
+from flexc.passes.scalar.ranges.exact_ranges import (
+    ExactRanges,
+    Known,
+    interval_of,
+    known_of_call,
+    position_args,
+    rounded,
+)
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
-from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.intervals import Interval, full, point
 from flexc.passes.targets.gluon import most_few_keys
 from flexc.passes.targets.target import Block, TileSizes, next_power_of_2
 from flexc.runtime.kernels.build import Build
@@ -107,16 +115,17 @@ class ProofRule:
 def _of_both_mods(
     holds: Callable[[Region, Positions, Sequence[Known]], bool],
 ) -> Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]:
-    """Return a proof that `holds` for the score region and for the mask region.
-
-    Captured floats are unknown to `holds`.
-    """
+    """Return a proof that `holds` for the score region and for the mask region."""
 
     def prove(op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]) -> bool:
-        known = [None if isinstance(fact, float) else fact for fact in facts]
+        known = _without_floats(facts)
         return all(holds(mod, sizes, known) for mod in (op.score_mod, op.mask_mod))
 
     return prove
+
+
+def _without_floats(facts: Sequence[Fact]) -> list[Known]:
+    return [None if isinstance(fact, float) else fact for fact in facts]
 
 
 def _has_guards_that_cost(op: flex.AttentionOp, build: Build) -> bool:
@@ -189,10 +198,29 @@ def _most_few_keys(op: flex.AttentionOp) -> int:
     return most_few_keys(attention_shape(op), has_mask, changes_scores(op))
 
 
+def _most_seen_keys(
+    op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
+) -> int | None:
+    """Return a limit to the keys that each query sees, or None if none is found."""
+    mask, captures = op.mask_mod, _without_floats(facts)
+    fits = indices_fit(mask, sizes, captures)
+    found = replace(MaskProblem.of(op), indices_fit=fits).solution
+    if isinstance(found, WhyNot):
+        return None
+    known = known_of_call(mask, sizes, captures)
+    known[position_args(mask)[2]] = point(0)
+    return most_columns(found.value.live, ExactRanges(mask, known))
+
+
 def _keys_are_few(
     op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
 ) -> bool:
-    return sizes[3].hi < _most_few_keys(op)
+    most = _most_few_keys(op)
+    if sizes[3].hi < most:
+        return True
+    seen = _most_seen_keys(op, sizes, facts)
+    # With a causal mask, a query sees half of the keys in the mean.
+    return seen is not None and 2 * seen <= most
 
 
 def _may_have_small_programs(op: flex.AttentionOp, build: Build) -> bool:

@@ -516,6 +516,44 @@ def test_few_keys_have_small_programs(
         assert (found.tile.residents > 1) == (keys <= most)
 
 
+def window(n: int) -> Any:
+    return lambda b, h, q, k: (q >= k) & (q - k < n)
+
+
+BANDS = {
+    "window": (window, 512),
+    "to both sides": (lambda n: lambda b, h, q, k: (q - k).abs() < n, 256),
+    "sinks": (lambda n: lambda b, h, q, k: (q >= k) & ((q - k < n) | (k < 4)), 508),
+    "chunks": (lambda n: lambda b, h, q, k: (q >= k) & (q // n == k // n), 512),
+    "shifted": (lambda n: lambda b, h, q, k: (q + 9 >= k) & (q + 9 - k < n), 512),
+    "prefix": (lambda n: lambda b, h, q, k: k < n, 512),
+    "causal or prefix": (lambda n: lambda b, h, q, k: (q >= k) | (k < n), 0),
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_narrow_bands_have_small_programs(name: str) -> None:
+    """Each row sees few of the keys, as a captured number says."""
+    make, most = BANDS[name]
+    call = replace(CALL, head_dim=128, value_dim=128)
+    for n in (100, 256, 257, 508, 509, 512, 513, 3000):
+        traced = capture_mods(read_mods(None, make(n)), torch.float32, "cpu")
+        compiled = driver.Compiled(traced, replace(BUILD, call=call))
+        captures = [n] * len(compiled.proofs.attention.captures)
+        proofs = compiled.proofs.of_sizes((8, 8, 5000, 5000), captures)
+        assert proofs.few_keys == (n <= most)
+        assert (compiled.rows(proofs).tile.residents > 1) == (n <= most)
+
+
+def test_bands_of_unknown_width_have_large_programs() -> None:
+    widths = torch.full((8,), 100)
+    mask: Any = lambda b, h, q, k: (q >= k) & (q - k < widths[h])  # noqa: E731
+    traced = capture_mods(read_mods(None, mask), torch.float32, "cpu")
+    call = replace(CALL, head_dim=128, value_dim=128)
+    compiled = driver.Compiled(traced, replace(BUILD, call=call))
+    assert not compiled.proofs.of_sizes((8, 8, 5000, 5000), [widths]).few_keys
+
+
 @pytest.mark.parametrize(
     "given",
     [

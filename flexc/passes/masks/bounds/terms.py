@@ -179,6 +179,18 @@ def symbols(term: Term) -> Iterator[Symbol]:
             return
 
 
+def addends(term: Term, sign: int = 1) -> Iterator[tuple[Term, int]]:
+    """Yield the addends of a term, with signs."""
+    match term:
+        case Sum():
+            yield from addends(term.left, sign)
+            yield from addends(term.right, sign)
+        case Negative():
+            yield from addends(term.term, -sign)
+        case _:
+            yield term, sign
+
+
 def add(left: Term, right: Term) -> Term:
     """Return left + right, with constants folded."""
     match left, right:

@@ -1,0 +1,101 @@
+"""Bound the number of columns that a row sees, given what is known of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from flexc.passes.masks.bounds.key_ranges import KeyRange
+from flexc.passes.masks.bounds.terms import (
+    Choice,
+    Constant,
+    Negative,
+    Product,
+    Quotient,
+    RowValue,
+    Sum,
+    Symbol,
+    Term,
+    addends,
+    multiply,
+    slope,
+)
+from flexc.passes.scalar.ranges import intervals
+from flexc.passes.scalar.ranges.intervals import Interval, point
+from flexc.passes.scalar.ranges.value_ranges import ValueRanges
+from flexc.passes.scalar.variation import UNLIMITED
+
+
+def most_columns(live: Iterable[KeyRange], at_row: ValueRanges) -> int | None:
+    """Return a limit to the columns that each row sees, or None if it is not found.
+
+    `at_row` has the ranges of a mask's values at one row. It may be any row: the ends
+    of a range count if their distance is the same at all rows.
+    """
+    total = 0
+    for keys in live:
+        found = list(_distances(keys, at_row))
+        if not found:
+            return None
+        total += max(min(found) + 1, 0)
+    return total
+
+
+def _distances(keys: KeyRange, at_row: ValueRanges) -> Iterator[int]:
+    """Yield limits to the distance from the first to the last column of a row."""
+    lows = [Constant(0), *(end.term for end in keys.lows)]
+    for high in keys.highs:
+        for low in lows:
+            found = _distance(low, high.term, at_row)
+            if found is not None:
+                yield found.hi
+
+
+def _distance(low: Term, high: Term, at_row: ValueRanges) -> Interval | None:
+    """Return the range of high - low if it is the same at all rows, else None."""
+    factors: dict[Term, int] = {}
+    for term, sign in (*_addends(high, 1), *_addends(low, -1)):
+        factors[term] = factors.get(term, 0) + sign
+    total, step = point(0), 0
+    for term, factor in factors.items():
+        if not factor:
+            continue
+        if (by_row := slope(term)) is None:
+            return None
+        step += factor * by_row
+        added = intervals.multiply(_range(term, at_row), point(factor), UNLIMITED)
+        total = intervals.add(total, added, UNLIMITED)
+    return None if step else total
+
+
+def _addends(term: Term, sign: int) -> Iterator[tuple[Term, int]]:
+    """Yield the addends of a term, also those of sums in products, with signs."""
+    for part, its_sign in addends(term, sign):
+        match part:
+            case Product(Sum(left, right), factor):
+                yield from _addends(multiply(left, factor), its_sign)
+                yield from _addends(multiply(right, factor), its_sign)
+            case _:
+                yield part, its_sign
+
+
+def _range(term: Term, at_row: ValueRanges) -> Interval:
+    """Return the range of a term's values at one row."""
+    match term:
+        case Constant():
+            return point(term.value)
+        case Symbol() | RowValue():
+            return at_row[term.value]
+        case Sum():
+            left, right = _range(term.left, at_row), _range(term.right, at_row)
+            return intervals.add(left, right, UNLIMITED)
+        case Product():
+            inner, factor = _range(term.term, at_row), _range(term.factor, at_row)
+            return intervals.multiply(inner, factor, UNLIMITED)
+        case Negative():
+            return intervals.subtract(point(0), _range(term.term, at_row), UNLIMITED)
+        case Quotient():
+            inner, divisor = _range(term.term, at_row), _range(term.divisor, at_row)
+            return intervals.floor_divide(inner, divisor, UNLIMITED)
+        case Choice():
+            holds, fails = _range(term.holds, at_row), _range(term.fails, at_row)
+            return intervals.union(holds, fails)
