@@ -263,7 +263,7 @@ class PairsOp(IRDLOperation):
     long_sequences = opt_prop_def(UnitAttr)
     """True if packed sequences have many keys on average: loops over them are long."""
     few_keys = opt_prop_def(UnitAttr)
-    """True if there are so few keys that small programs are faster."""
+    """True if rows see so few keys that small programs are faster."""
     key_ranges = opt_prop_def(KeyRangesAttr)
     """The columns that a block of rows may see, if they have a closed form."""
     no_key_ranges = opt_prop_def(StringAttr)

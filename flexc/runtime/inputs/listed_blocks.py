@@ -41,9 +41,15 @@ def _check_used(counts: Tensor, indices: Tensor, columns: int) -> None:
     listed = indices[is_used(counts, indices)]
     beyond = listed[(listed < 0) | (listed >= columns)]
     if beyond.numel():
-        raise BlockMaskError(
-            f"block_mask lists block {int(beyond[0])}, of {columns} blocks of keys; "
+        block = int(beyond[0])
+        how = (
             "make one for this length (an adjusted mask may list its origin's blocks)"
+            if block >= 0
+            else "torch's PagedAttention lists -1 for pages that a sequence has not "
+            "reserved: call with flexc.pages_of_torch instead (docs/caches.md)"
+        )
+        raise BlockMaskError(
+            f"block_mask lists block {block}, of {columns} blocks of keys; {how}"
         )
 
 
