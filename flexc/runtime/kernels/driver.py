@@ -28,7 +28,6 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.codegen.gluon.ptxas import SPILL_LIMIT
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects import flex
 from flexc.errors import CompilationError, PassResultError, ScheduleError
@@ -391,7 +390,7 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
     return choose(
         build,
         lambda schedule: lower(module.clone(), build, schedule),
-        lambda spec, most_spilled: problems_of(spec, build, most_spilled),
+        lambda spec: problems_of(spec, build),
         lambda: residents_of(simple_attention(module), build),
     )
 
@@ -420,15 +419,10 @@ def simple_attention(module: ModuleOp) -> flex.AttentionOp:
     return attention_of(simple)
 
 
-def problems_of(
-    spec: KernelSpec, build: Build, most_spilled: int = SPILL_LIMIT
-) -> list[str]:
-    """Compile a printed GPU kernel and return its problems.
-
-    To spill more than `most_spilled` bytes is one.
-    """
+def problems_of(spec: KernelSpec, build: Build) -> list[str]:
+    """Compile a printed GPU kernel and return its problems."""
     counters["checked"] += 1
-    return TARGETS[spec.target].find_problems(spec, build, most_spilled)
+    return TARGETS[spec.target].find_problems(spec, build)
 
 
 def compile_kernel(spec: KernelSpec, build: Build) -> Kernel:
@@ -478,11 +472,7 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
     convert = convert_for(build, schedule)
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
     target = TARGETS[convert.target]
-    options = replace(
-        target.options(build),
-        overlap=schedule.overlap,
-        recomputes=schedule.recomputes,
-    )
+    options = replace(target.options(build), overlap=schedule.overlap)
     passes += target.codegen.passes(options)
     pipelines.run(passes, Context(), module)
     if os.environ.get(VERIFY):

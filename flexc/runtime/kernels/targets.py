@@ -45,9 +45,7 @@ class KernelTarget(ABC):
         """Return values other than the options that a kernel depends on."""
         return (build.program_rows,)
 
-    def find_problems(
-        self, spec: KernelSpec, build: Build, most_spilled: int
-    ) -> list[str]:
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
         """Compile a kernel for a check; return why it is slow or cannot run."""
         return []
 
@@ -92,12 +90,10 @@ class TritonTarget(GpuTarget):
 
         return TritonKernel(spec)
 
-    def find_problems(
-        self, spec: KernelSpec, build: Build, most_spilled: int
-    ) -> list[str]:
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
         from flexc.runtime.kernels.triton_compiler import TRITON
 
-        return TRITON.find_problems(spec, build, most_spilled)
+        return TRITON.find_problems(spec, build)
 
 
 class GluonTarget(GpuTarget):
@@ -116,12 +112,10 @@ class GluonTarget(GpuTarget):
 
         return GluonKernel(spec)
 
-    def find_problems(
-        self, spec: KernelSpec, build: Build, most_spilled: int
-    ) -> list[str]:
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
         from flexc.runtime.kernels.gluon_compiler import GLUON
 
-        return GLUON.find_problems(spec, build, most_spilled)
+        return GLUON.find_problems(spec, build)
 
 
 class CppTarget(KernelTarget):
