@@ -48,6 +48,7 @@ from flexc.passes.flex.flex_simplify_mods import (
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.hopper.legalize_tile_for_gluon import (
     LegalizeTileForGluonPass,
+    TileRecomputeSlotsPass,
 )
 from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
@@ -242,6 +243,8 @@ def to_gluon(options: LoweringOptions = NO_OPTIONS) -> Passes:
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,
+        # After code motion, which would undo it.
+        *([TileRecomputeSlotsPass()] if options.recomputes else []),
         # Only the remaining tiles need layouts.
         TileAssignLayoutsPass(),
         *([TileLaunchEarlyPass()] * options.launches_early),
@@ -367,8 +370,9 @@ class FlexcToTritonPass(_Pipeline):
 class FlexcToGluonPass(_Pipeline):
     """The pipeline from flex.attention to the input of `-t gluon`.
 
-    With `overlap`, products run while the softmax of another block is computed. The
-    other options are those of flexc-to-triton.
+    With `overlap`, products run while the softmax of another block is computed. With
+    `recomputes`, see tile-recompute-slots. The other options are those of
+    flexc-to-triton.
     """
 
     name = "flexc-to-gluon"
@@ -376,6 +380,7 @@ class FlexcToGluonPass(_Pipeline):
     tanh: Tanh = "exact"
     reads: Reads = "coalesced"
     overlap: bool = True
+    recomputes: bool = False
     launches_early: bool = False
 
     def passes(self) -> Passes:
@@ -383,6 +388,7 @@ class FlexcToGluonPass(_Pipeline):
             tanh=self.tanh,
             reads=self.reads,
             overlap=self.overlap,
+            recomputes=self.recomputes,
             shared_memory=self.shared_memory,
             launches_early=self.launches_early,
         )

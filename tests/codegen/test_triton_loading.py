@@ -57,7 +57,7 @@ def made(memory: int, tiles: TileOptions = NO_OPTIONS) -> tuple[KernelSpec, Buil
     module, build = call_of(VARIANT)
     build = replace(build, capability=80, tiles=tiles)
 
-    def problems_of(spec: KernelSpec, build: Build) -> list[str]:
+    def problems_of(spec: KernelSpec, build: Build, most_spilled: int) -> list[str]:
         return TRITON.find_problems(spec, replace(build, shared_memory=memory))
 
     # Tiles are chosen as if there were more, as where Triton needs more than they do.

@@ -24,6 +24,7 @@ def test_spills() -> None:
     log = GOOD.replace("0 bytes spill stores", "260 bytes spill stores")
     assert problems(log) == ["260 bytes spill to memory, with 168 registers"]
     assert problems(log.replace("260", str(SPILL_LIMIT))) == []
+    assert problems(log, most_spilled=260) == []
 
 
 def test_serialised_products() -> None:

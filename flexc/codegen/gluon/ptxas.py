@@ -34,12 +34,12 @@ SPILL_LIMIT = 256
 """The bytes that a thread may spill to memory before a kernel counts as slow."""
 
 
-def problems(log: str) -> list[str]:
+def problems(log: str, most_spilled: int = SPILL_LIMIT) -> list[str]:
     """Return the problems that make a kernel slow, from a log of `ptxas -v`."""
     if not SPILLS.search(log):
         return ["ptxas printed no resource usage of the kernel"]
     found: list[str] = []
-    if (spilled := spilled_bytes(log)) > SPILL_LIMIT:
+    if (spilled := spilled_bytes(log)) > most_spilled:
         used = max(map(int, REGISTERS.findall(log)), default=0)
         found.append(f"{spilled}{SPILL_TO_MEMORY}, with {used} registers")
     for code, text in dict(SERIALISED.findall(log)).items():

@@ -337,6 +337,14 @@ def pass_turn(part: gl.constexpr, COPIES: gl.constexpr):
 
 
 @gluon.jit
+def opaque(index):
+    """Return an index that the compiler cannot move out of a loop."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [index + 0], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def widen(x):
     """Return the elements of a bf16 tile as f32; a thread has pairs of elements."""
     return gl.inline_asm_elementwise(

@@ -138,6 +138,7 @@ class GluonPrinter(TilePrinter):
         schedule.BarriersOp: "barriers",
         schedule.CopyInOp: "copy_in",
         schedule.CopyOutOp: "copy_out",
+        schedule.OpaqueOp: "opaque",
         schedule.PassTurnOp: "pass_turn",
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
@@ -333,6 +334,10 @@ class GluonPrinter(TilePrinter):
         assert isinstance(type_, schedule.BarriersType)
         arrivals = type_.arrivals.data * op.arrivals_of_role
         self.assign(op.result, f"barriers({type_.count.data}, {arrivals})")
+
+    @print_statement.register
+    def _(self, op: schedule.OpaqueOp) -> None:
+        self.assign(op.result, f"opaque({self.name(op.index)})")
 
     @print_statement.register
     def _(self, op: schedule.SlotOp) -> None:

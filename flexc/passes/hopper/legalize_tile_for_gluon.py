@@ -4,6 +4,8 @@ A tensor that asynchronous copies read or write becomes a descriptor argument. A
 descriptor says where the tensor lies and which box one copy transfers. A tensor that is
 also read through pointers gets a second argument. All other loads and stores become
 gathers and scatters, as for Triton.
+
+`tile-recompute-slots`: compute loop-invariant slots in each iteration anew.
 """
 
 from __future__ import annotations
@@ -11,17 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, bf16, f32, i32
-from xdsl.ir import BlockArgument, SSAValue, Use
+from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import GreedyRewritePatternApplier, PatternRewriteWalker
-from xdsl.rewriter import Rewriter
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind, schedule
+from flexc.dialects.tile.schedule import ViewType
 from flexc.dialects.tile.types import tile_of
 from flexc.errors import ScheduleError
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.legalize_tile_for_triton import LoadToGather, StoreToScatter
 from flexc.passes.tile.map_builder import FULL
 
@@ -128,6 +132,48 @@ class LegalizeTileForGluonPass(ModulePass):
                 legalize(kernel)
         patterns = GreedyRewritePatternApplier([LoadToGather(), StoreToScatter()])
         PatternRewriteWalker(patterns, apply_recursively=False).rewrite_module(op)
+
+
+@dataclass(frozen=True)
+class TileRecomputeSlotsPass(ModulePass):
+    """Compute loop-invariant slots of products' operands in each iteration anew.
+
+    LLVM would compute a descriptor for each step of a product before the loop, and keep
+    all of them: 32 registers for an operand of head dim 256.
+    """
+
+    name = "tile-recompute-slots"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for product in [o for o in op.walk() if isinstance(o, schedule.IssueDotOp)]:
+            for index in (0, 1):
+                product.operands[index] = recomputed(product.operands[index], product)
+
+
+def recomputed(view: SSAValue, user: Operation) -> SSAValue:
+    """Return a view, computed again before its user if its slot is loop-invariant."""
+    chain: list[Operation] = []
+    value = view
+    while isinstance(value.type, ViewType) and isinstance(value.owner, Operation):
+        chain.append(value.owner)
+        value = value.owner.operands[0]
+    if not chain or not is_in_inner_loop(user, chain[-1]):
+        return view
+    code = ScalarCode(InsertPoint.before(user))
+    for op in reversed(chain):
+        clone = op.clone({op.operands[0]: value})
+        if isinstance(clone, schedule.SlotOp):
+            clone.operands[1] = code.insert(schedule.OpaqueOp(clone.index))
+        value = code.insert(clone, op.results[0].name_hint)
+    return value
+
+
+def is_in_inner_loop(op: Operation, other: Operation) -> bool:
+    """Return True if an op is in a loop that another op is not in."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, scf.ForOp):
+        parent = parent.parent_op()
+    return parent is not None and not parent.is_ancestor(other)
 
 
 def legalize(kernel: tile.KernelOp) -> None:

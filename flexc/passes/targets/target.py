@@ -43,6 +43,8 @@ class LoweringOptions:
     widens_bytes: bool = False
     """True if a GPU converts several numbers of 8 bits to 16 bits at a time."""
     overlap: bool = True
+    recomputes: bool = False
+    """True if the iterations of a schedule compute the addresses of slots anew."""
     shared_memory: int = HOPPER_SHARED_MEMORY
     machine: MachineName = "avx2"
     launches_early: bool = False

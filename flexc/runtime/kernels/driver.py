@@ -28,6 +28,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from flexc.codegen.gluon.ptxas import SPILL_LIMIT
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects import flex
 from flexc.errors import CompilationError, PassResultError, ScheduleError
@@ -390,7 +391,7 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
     return choose(
         build,
         lambda schedule: lower(module.clone(), build, schedule),
-        lambda spec: problems_of(spec, build),
+        lambda spec, most_spilled: problems_of(spec, build, most_spilled),
         lambda: residents_of(simple_attention(module), build),
     )
 
@@ -419,10 +420,15 @@ def simple_attention(module: ModuleOp) -> flex.AttentionOp:
     return attention_of(simple)
 
 
-def problems_of(spec: KernelSpec, build: Build) -> list[str]:
-    """Compile a printed GPU kernel and return its problems."""
+def problems_of(
+    spec: KernelSpec, build: Build, most_spilled: int = SPILL_LIMIT
+) -> list[str]:
+    """Compile a printed GPU kernel and return its problems.
+
+    To spill more than `most_spilled` bytes is one.
+    """
     counters["checked"] += 1
-    return TARGETS[spec.target].find_problems(spec, build)
+    return TARGETS[spec.target].find_problems(spec, build, most_spilled)
 
 
 def compile_kernel(spec: KernelSpec, build: Build) -> Kernel:
@@ -472,7 +478,11 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
     convert = convert_for(build, schedule)
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
     target = TARGETS[convert.target]
-    options = replace(target.options(build), overlap=schedule.overlap)
+    options = replace(
+        target.options(build),
+        overlap=schedule.overlap,
+        recomputes=schedule.recomputes,
+    )
     passes += target.codegen.passes(options)
     pipelines.run(passes, Context(), module)
     if os.environ.get(VERIFY):

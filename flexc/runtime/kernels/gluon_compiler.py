@@ -6,9 +6,8 @@ import builtins
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -17,8 +16,7 @@ from triton.backends import backends
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from flexc.codegen.gluon.descriptors import sink_descriptors
-from flexc.codegen.gluon.ptxas import arrive_by_warps, problems, spilled_bytes
+from flexc.codegen.gluon.ptxas import arrive_by_warps, problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.kernels.triton_compiler import (
     TRITON_TYPES,
@@ -121,13 +119,12 @@ def assembler_log() -> Iterator[list[str]]:
     prints the log only if the user set the knob.
     """
     parts: list[str] = []
-    outer = getattr(_thread, "log", None)
     with LOGGED():
         _thread.log = parts
         try:
             yield parts
         finally:
-            _thread.log = outer
+            _thread.log = None
 
 
 def _print(*args: Any, **kwargs: Any) -> None:
@@ -149,12 +146,12 @@ def edited_ptx() -> Iterator[None]:
             _thread.edits = False
 
 
-EDITS = "flexc: arrivals of warps, descriptors where registers spill, 1"
+EDITS = "flexc: arrivals of warps, 1"
 """The edits of PTX and their version, for Triton's key of a kernel."""
 
 
 def _change_stages(*args: Any) -> Any:
-    """Add the edits to the stages of a compilation, after the user's own hook."""
+    """Add the edit to the stages of a compilation, after the user's own hook."""
     users, edits = EDITED.before(0), getattr(_thread, "edits", False)
     if not args:  # Triton from 3.7 on asks for a key, and its digest.
         key, digest = ("", "") if users is None else users()
@@ -164,24 +161,7 @@ def _change_stages(*args: Any) -> Any:
         stages = args[1]
         print_ptx = stages["ptx"]
         stages["ptx"] = lambda *inputs: arrive_by_warps(print_ptx(*inputs))
-        stages["cubin"] = partial(_assemble, stages["cubin"])
     return found
-
-
-def _assemble(assemble: Callable[..., bytes], ptx: str, *metadata: Any) -> bytes:
-    """Return the binary of PTX, with descriptors computed in loops if fewer registers
-    then spill.
-    """
-    with assembler_log() as log:
-        binary = assemble(ptx, *metadata)
-    if spilled := spilled_bytes("\n".join(log)):
-        with assembler_log() as other_log:
-            other = assemble(sink_descriptors(ptx), *metadata)
-        if spilled_bytes("\n".join(other_log)) < spilled:
-            log, binary = other_log, other
-    if (outer := getattr(_thread, "log", None)) is not None:
-        outer += log
-    return binary
 
 
 LOGGED = SharedKnobs(
@@ -209,11 +189,11 @@ class GluonCompiler(TritonCompiler):
     """
 
     def compile_logged(
-        self, spec: KernelSpec, capability: int
+        self, spec: KernelSpec, capability: int, most_spilled: int
     ) -> tuple[Any, list[str]]:
         with assembler_log() as said:
             kernel = self.compile(spec, capability)
-        return kernel, problems("\n".join(said))
+        return kernel, problems("\n".join(said), most_spilled)
 
     def compile(self, spec: KernelSpec, capability: int) -> Any:
         with edited_ptx():

@@ -59,12 +59,18 @@ class Schedule:
     """
     smaller: int = 0
     """The number of steps by which tiles are smaller than the best tiles."""
+    recomputes: bool = False
+    """True if iterations compute addresses anew, which takes fewer registers."""
+    most_spilled: int = SPILL_LIMIT
+    """The bytes that a thread may spill before the kernel counts as slow."""
 
     @property
     def label(self) -> str:
         """The name, with the details that tell the schedule from other candidates."""
         if self.smaller:
             return f"{self.name} in smaller tiles ({self.smaller})"
+        if self.recomputes:
+            return f"{self.name} that recomputes addresses"
         return self.name if self.rows is None else f"{self.name} of {self.rows} rows"
 
     @property
@@ -102,6 +108,17 @@ FEWER_ROWS = 2 * PART_ROWS
 
 With two groups, each thread has more registers than with three groups or with many
 programs on a multiprocessor.
+"""
+
+OF_DERIVATIVES = (
+    replace(OVERLAP, most_spilled=160),
+    replace(OVERLAP, recomputes=True),
+    SIMPLE,
+)
+"""The schedules with roles of sums over pairs, in order of preference.
+
+To recompute addresses costs 5 to 10 % where nothing spills, and gains 3 to 28 % where
+more than 160 bytes do (docs/measurements/2026-11-24-h200-backward.md).
 """
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -142,10 +159,10 @@ def candidates(build: Build, residents: Residents = lambda: 1) -> Candidates:
     """
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
     if build.roles == "must":
-        return Candidates(WITH_ROLES)
+        return Candidates(OF_DERIVATIVES)
     if asked is None:
         if obstacle is None and build.derivative:
-            return Candidates((*WITH_ROLES, TRITON))
+            return Candidates((*OF_DERIVATIVES, TRITON))
         if obstacle is None:
             return by_preference(fewer_rows(build), residents())
         names = ", ".join(s.name for s in WITH_ROLES)
@@ -257,7 +274,7 @@ def smaller_tiles(schedule: Schedule) -> Iterator[Schedule]:
 
 
 Lower = Callable[[Schedule], KernelSpec]
-Check = Callable[[KernelSpec], Sequence[str]]
+Check = Callable[[KernelSpec, int], Sequence[str]]
 """A function that compiles the kernel of a spec and returns its problems.
 
 Its second argument is the number of bytes that a thread may spill.
@@ -324,6 +341,8 @@ class Trials:
         most = MAX_SPILLED_SHARED if self.has_residents else MAX_SPILLED_FEWER_ROWS
         if schedule.name in self.refused:
             return True
+        if schedule.recomputes:  # Addresses may be most of what was spilled.
+            return max(self.spilled.values(), default=0) > most
         return (
             (self.needs_fewer and schedule.rows is None)
             or self.spilled.get(schedule.rows, 0) > MAX_SPILLED
@@ -375,8 +394,8 @@ def choose_tiles(
     """
     why: Sequence[str] = ()
 
-    def tried(spec: KernelSpec) -> Sequence[str]:
-        return copied_too_much(spec, build) or check(spec)
+    def tried(spec: KernelSpec, most_spilled: int) -> Sequence[str]:
+        return copied_too_much(spec, build) or check(spec, most_spilled)
 
     for smaller in (schedule, *smaller_tiles(schedule)):
         spec, found = attempt(smaller, lower, tried, trials)
@@ -425,7 +444,7 @@ def attempt(
     if spec.digest in trials.digests:
         return None, ()
     trials.digests.add(spec.digest)
-    return spec, check(spec)
+    return spec, check(spec, schedule.most_spilled)
 
 
 def chosen(spec: KernelSpec, schedule: Schedule, rejected: Sequence[str]) -> KernelSpec:

@@ -45,7 +45,9 @@ class KernelTarget(ABC):
         """Return values other than the options that a kernel depends on."""
         return (build.program_rows,)
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int
+    ) -> list[str]:
         """Compile a kernel for a check; return why it is slow or cannot run."""
         return []
 
@@ -90,10 +92,12 @@ class TritonTarget(GpuTarget):
 
         return TritonKernel(spec)
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int
+    ) -> list[str]:
         from flexc.runtime.kernels.triton_compiler import TRITON
 
-        return TRITON.find_problems(spec, build)
+        return TRITON.find_problems(spec, build, most_spilled)
 
 
 class GluonTarget(GpuTarget):
@@ -112,10 +116,12 @@ class GluonTarget(GpuTarget):
 
         return GluonKernel(spec)
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int
+    ) -> list[str]:
         from flexc.runtime.kernels.gluon_compiler import GLUON
 
-        return GLUON.find_problems(spec, build)
+        return GLUON.find_problems(spec, build, most_spilled)
 
 
 class CppTarget(KernelTarget):

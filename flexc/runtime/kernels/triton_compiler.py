@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.cache import get_cache_manager
 
+from flexc.codegen.gluon.ptxas import SPILL_LIMIT
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.runtime.inputs.options import is_interpreting
@@ -172,7 +173,9 @@ class TritonCompiler:
     def __init__(self) -> None:
         self._checked: Recent[Any] = Recent()
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int = SPILL_LIMIT
+    ) -> list[str]:
         """Compile a kernel and return its problems on its GPU.
 
         The list is empty for AMD GPUs and for the interpreter: there Triton's launch
@@ -180,7 +183,7 @@ class TritonCompiler:
         """
         if build.capability is None or torch.version.hip or is_interpreting():
             return []
-        kernel, found = self.compile_logged(spec, build.capability)
+        kernel, found = self.compile_logged(spec, build.capability, most_spilled)
         found += missing_resources(kernel, build)
         if not found:
             build_launcher(*self.launcher_inputs(kernel, spec))
@@ -220,9 +223,12 @@ class TritonCompiler:
             ) from error
 
     def compile_logged(
-        self, spec: KernelSpec, capability: int
+        self, spec: KernelSpec, capability: int, most_spilled: int
     ) -> tuple[Any, list[str]]:
-        """Compile a kernel; return it and the problems in the assembler's log."""
+        """Compile a kernel; return it and the problems in the assembler's log.
+
+        Spilled registers are a problem above `most_spilled` bytes.
+        """
         return self.compile(spec, capability), []
 
     def source(self, function: Any, signature: dict[str, str], spec: KernelSpec) -> Any:

@@ -81,6 +81,29 @@ class SlotOp(IRDLOperation):
 
 
 @irdl_op_definition
+class OpaqueOp(IRDLOperation):
+    """An index, unchanged, that compilers of the emitted code take for another number.
+
+    So the address of a slot of this index is not moved out of a loop.
+
+    ```mlir
+    %anew = tile.opaque %index
+    %slot = tile.slot %slots[%anew] : !slots -> !view
+    ```
+    """
+
+    name = "tile.opaque"
+
+    index = operand_def(i32)
+    result = result_def(i32)
+
+    assembly_format = "$index attr-dict"
+
+    def __init__(self, index: SSAValue):
+        super().__init__(operands=[index], result_types=[i32])
+
+
+@irdl_op_definition
 class TransposeViewOp(IRDLOperation):
     """The transpose of a view; no elements move."""
 

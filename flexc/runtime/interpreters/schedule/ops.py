@@ -166,6 +166,12 @@ class ScheduleFunctions(InterpreterFunctions):
         running_program(interpreter).slots += slots
         return (slots,)
 
+    @impl(schedule.OpaqueOp)
+    def run_opaque(
+        self, interpreter: Interpreter, op: schedule.OpaqueOp, args: PythonValues
+    ) -> PythonValues:
+        return args
+
     @impl(schedule.SlotOp)
     def run_slot(
         self, interpreter: Interpreter, op: schedule.SlotOp, args: PythonValues

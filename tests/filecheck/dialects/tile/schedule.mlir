@@ -56,7 +56,9 @@ tile.kernel @roles(%key : tensor<?x?x64xbf16> #tile.param<argument 0>,
       %z = tile.dot %p, %k_t, %y : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
       // CHECK-NEXT: tile.arrive %empty[%c0] : !tile.barriers<2, 2>
       tile.arrive %empty[%c0] : !tile.barriers<2, 2>
-      %to = tile.slot %slots[%part] : !tile.shared<2, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      // CHECK: %own = tile.opaque %part
+      %own = tile.opaque %part
+      %to = tile.slot %slots[%own] : !tile.shared<2, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
       // CHECK: tile.write_view %p, %to : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>
       tile.write_view %p, %to : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>
       // CHECK-NEXT: tile.fence_copies
