@@ -19,6 +19,8 @@ from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.runtime.kernels.proofs import attention_of, most_seen_keys
 from tests.property.affine_masks import Spelled, masks
 from tests.property.block_visits import Sizes, Visits, brute_force, sizes, verify
 from tests.support.pairwise import in_turn
@@ -49,6 +51,32 @@ def check(mask: Callable[..., Any], s: Sizes) -> tuple[Tensor, Tensor]:
 @given(masks, sizes())
 def test_bounds_are_never_wrong(mask: Spelled, s: Sizes) -> None:
     check(mask.function, s)
+
+
+def most_seen(mask: Callable[..., Any], s: Sizes) -> int | None:
+    """The limit to the keys of a row that is found from a call's numbers."""
+    signature = read_mods(None, mask)
+    mods = capture_mods(signature, torch.float32, "cpu")
+    call = AttentionCall(torch.float32, 16, 16, max_length=1 << 24)
+    made = build_attention_module(None, mods.mask, call)
+    facts = [
+        tuple(c.shape) if isinstance(c, Tensor) else c
+        for c in made.arguments(signature.captures)
+    ]
+    extents = (1, 2, s.q_len, s.kv_len)
+    positions = [Interval(0, n - 1) for n in extents]
+    return most_seen_keys(attention_of(made.module), positions, facts)
+
+
+def seen(mask: Callable[..., Any], s: Sizes) -> int:
+    live = create_mask(mask, 1, 2, s.q_len, s.kv_len, "cpu")
+    return int(live.sum(-1).max())
+
+
+@given(masks, sizes())
+def test_rows_see_no_more_keys_than_the_limit(mask: Spelled, s: Sizes) -> None:
+    found = most_seen(mask.function, s)
+    assert found is None or found >= seen(mask.function, s)
 
 
 WINDOW, CHUNK, SINK, GLOBAL, SHIFT = 37, 50, 9, 20, 13
@@ -97,6 +125,8 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     ),
 )
 def test_families_are_exact(name: str, s: Sizes) -> None:
+    limit = most_seen(FAMILIES[name], s)
+    assert limit is None or limit >= seen(FAMILIES[name], s)
     found, exact = check(FAMILIES[name], s)
     assert torch.equal(found, exact)
 

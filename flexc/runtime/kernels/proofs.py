@@ -198,7 +198,7 @@ def _most_few_keys(op: flex.AttentionOp) -> int:
     return most_few_keys(attention_shape(op), has_mask, changes_scores(op))
 
 
-def _most_seen_keys(
+def most_seen_keys(
     op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
 ) -> int | None:
     """Return a limit to the keys that each query sees, or None if none is found."""
@@ -218,7 +218,7 @@ def _keys_are_few(
     most = _most_few_keys(op)
     if sizes[3].hi < most:
         return True
-    seen = _most_seen_keys(op, sizes, facts)
+    seen = most_seen_keys(op, sizes, facts)
     # With a causal mask, a query sees half of the keys in the mean.
     return seen is not None and 2 * seen <= most
 
