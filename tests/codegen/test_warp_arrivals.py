@@ -82,6 +82,12 @@ def test_waits() -> None:
     assert arrive_by_warps(loop(WAIT, PRODUCT)) == loop(WAIT, PRODUCT)
 
 
+def test_turns_stay() -> None:
+    turn = "\tbar.sync \t10, 256;\n"
+    text = loop(turn + WAIT[WAIT.index("\n") + 1 :], PRODUCT, ARRIVE)
+    assert turn in arrive_by_warps(text)
+
+
 def test_fewer_warps_than_threads_arrive() -> None:
     text = loop(PRODUCT, ARRIVE.replace("], 4;", "], 2;"))
     assert arrive_by_warps(text) == text

@@ -58,7 +58,7 @@ def spilled_by(problem: str) -> int:
     return int(number) if is_spill else 0
 
 
-WARP = 32
+WARP, WARP_GROUP = 32, 128
 
 _GAP = r"(?P<gap>(?:[ \t]*(?://[^\n]*|\.loc[^\n]*)?\n)*)"
 _SYNC = r"[ \t]*bar\.sync[ \t]+\d+, (?P<threads>\d+);[ \t]*\n"
@@ -104,8 +104,13 @@ def arrive_by_warps(ptx: str) -> str:
 
 
 def _edited(match: re.Match[str]) -> str | None:
-    """Return the text without `bar.sync`, or None if not all warps of it arrive."""
+    """Return the text without `bar.sync`, or None if not all warps of it arrive.
+
+    A `bar.sync` of several warp groups takes a turn, and stays.
+    """
     gap, wait = match["gap"], match["wait"]
+    if int(match["threads"]) > WARP_GROUP:
+        return None
     if wait is not None:
         return gap + wait
     if int(match["threads"]) != WARP * int(match["count"]):

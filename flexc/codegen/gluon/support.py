@@ -306,15 +306,18 @@ def unpack_pairs(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 FIRST_TURN = gl.constexpr(10)
-"""The first of the 16 named barriers that is for turns; Triton takes those below."""
+"""The first of the 16 named barriers that is for turns.
+
+Triton takes one for each role's copy and two more.
+"""
 
 
 @constexpr_function
 def turn_code(instruction, part):
     """Return the PTX by which a copy of a role takes or gives the turn of a copy.
 
-    A turn is a named barrier, at which the warp group that gives and the one that
-    takes arrive.
+    A turn is a named barrier of two warp groups: the one that gives it arrives, the
+    one that takes it waits.
     """
     return f"bar.{instruction} {FIRST_TURN.value + part}, 256; mov.b32 $0, 0;"
 

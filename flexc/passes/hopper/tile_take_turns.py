@@ -38,13 +38,17 @@ from flexc.dialects.tile.schedule import (
     TakeTurnOp,
 )
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.gluon import PART_WARPS
 
 MOST_COPIES = 6
-"""The most copies that take turns, for which the hardware has barriers."""
+"""The most copies that take turns: each has a named barrier (`FIRST_TURN`)."""
 
 
 def issued_together(body: Block) -> Sequence[IssueDotOp]:
-    """Return a block's products if all are issued before the first wait, else none."""
+    """Return a block's products if all are issued before the first wait, else none.
+
+    Waits for copies may stand between them, but none for what another copy computes.
+    """
     issued: list[IssueDotOp] = []
     has_waited = False
     for op in body.ops:
@@ -57,20 +61,28 @@ def issued_together(body: Block) -> Sequence[IssueDotOp]:
 
 
 def is_same_for_copies(value: SSAValue, role: RoleOp) -> bool:
-    """Return True if a value is computed from values outside of a role alone."""
-    owner = value.owner
-    if isinstance(owner, Block):
-        return not role.is_ancestor(owner)
-    if not role.is_ancestor(owner):
-        return True
-    return not owner.regions and all(
-        is_same_for_copies(v, role) for v in owner.operands
-    )
+    """Return True if a value is computed from values outside of a role alone.
+
+    Ops with regions are refused.
+    """
+    seen: set[SSAValue] = set()
+    todo = [value]
+    while todo:
+        owner = (value := todo.pop()).owner
+        if value in seen or not role.is_ancestor(owner):
+            continue
+        if isinstance(owner, Block) or owner.regions:
+            return False
+        seen.add(value)
+        todo += owner.operands
+    return True
 
 
 def take_turns(role: RoleOp) -> None:
     """Write turns around the products of a role's loops."""
     part, copies = role.body.block.args[0], role.copies.value.data
+    if role.warps.value.data != PART_WARPS or not 1 < copies <= MOST_COPIES:
+        return
     loops = [
         (op, issued)
         for op in role.body.block.ops
@@ -78,7 +90,7 @@ def take_turns(role: RoleOp) -> None:
         and (issued := issued_together(op.body.block))
         and all(is_same_for_copies(v, role) for v in (op.lb, op.ub, op.step))
     ]
-    if not loops or not 1 < copies <= MOST_COPIES:
+    if not loops:
         return
     for loop, issued in loops:
         first = loop.body.block.first_op

@@ -171,7 +171,8 @@ class GluonTarget(TritonTarget):
         """Return True for tables alone, for few keys and, for narrow heads, for bands
         and score mods.
 
-        For wide heads two consumers are faster than two programs, even in a band.
+        For wide heads two consumers are faster than two programs, unless each row is
+        known to see few keys.
         """
         if facts.is_listed or facts.has_few_keys:
             return True

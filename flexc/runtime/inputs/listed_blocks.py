@@ -41,10 +41,10 @@ def _check_used(counts: Tensor, indices: Tensor, columns: int) -> None:
     listed = indices[is_used(counts, indices)]
     beyond = listed[(listed < 0) | (listed >= columns)]
     if beyond.numel():
-        block = int(beyond[0])
+        block = int(beyond.min())
         how = (
             "make one for this length (an adjusted mask may list its origin's blocks)"
-            if block >= 0
+            if block != -1
             else "torch's PagedAttention lists -1 for pages that a sequence has not "
             "reserved: call with flexc.pages_of_torch instead (docs/caches.md)"
         )

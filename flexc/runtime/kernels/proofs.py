@@ -42,6 +42,7 @@ from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.flex.score_factor import narrow_scores
 from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
+from flexc.passes.masks.bounds.key_ranges import KeyRanges
 from flexc.passes.masks.bounds.widths import most_columns
 from flexc.passes.masks.segments.mask_problem import MaskProblem, is_always_true
 from flexc.passes.scalar import Proof, Proven, WhyNot
@@ -65,6 +66,9 @@ Fact = Known | float
 
 MAX_KNOWN = 4096
 """The most outcomes that a prover remembers."""
+
+MAX_SOLVED = 64
+"""The most masks whose key ranges are remembered for proofs."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +202,17 @@ def _most_few_keys(op: flex.AttentionOp) -> int:
     return most_few_keys(attention_shape(op), has_mask, changes_scores(op))
 
 
+@lru_cache(MAX_SOLVED)
+def _solved(op: flex.AttentionOp, fits: bool) -> Proof[KeyRanges]:
+    return replace(MaskProblem.of(op), indices_fit=fits).solution
+
+
 def most_seen_keys(
     op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
 ) -> int | None:
     """Return a limit to the keys that each query sees, or None if none is found."""
     mask, captures = op.mask_mod, _without_floats(facts)
-    fits = indices_fit(mask, sizes, captures)
-    found = replace(MaskProblem.of(op), indices_fit=fits).solution
+    found = _solved(op, indices_fit(mask, sizes, captures))
     if isinstance(found, WhyNot):
         return None
     known = known_of_call(mask, sizes, captures)
@@ -219,7 +227,8 @@ def _keys_are_few(
     if sizes[3].hi < most:
         return True
     seen = most_seen_keys(op, sizes, facts)
-    # With a causal mask, a query sees half of the keys in the mean.
+    # The limits were measured with causal masks, where a query sees half of the keys in
+    # the mean.
     return seen is not None and 2 * seen <= most
 
 

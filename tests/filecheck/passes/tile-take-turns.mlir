@@ -41,6 +41,17 @@ tile.kernel @together() grid affine_map<(b, h, q_len) -> (q_len)> {
         %o_issued = tile.issue_dot %p, %v of !view, !view -> !going
         %o = tile.await_dot %o_issued outstanding 0 : !going -> !sums
       }
+      // Only some iterations of the outer loop run the inner one.
+      // CHECK: scf.for
+      // CHECK-NOT: _turn
+      scf.for %j = %c0 to %end step %c1 : i32 {
+        scf.for %i = %c0 to %j step %c1 : i32 {
+          %s_issued = tile.issue_dot %q, %k of !view, !view -> !going
+          %o_issued = tile.issue_dot %p, %v of !view, !view -> !going
+          %s = tile.await_dot %s_issued outstanding 1 : !going -> !sums
+          %o = tile.await_dot %o_issued outstanding 0 : !going -> !sums
+        }
+      }
       // Copies have different numbers of iterations.
       // CHECK: scf.for
       // CHECK-NOT: _turn

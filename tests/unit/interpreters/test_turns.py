@@ -8,6 +8,8 @@ from functools import partial
 import pytest
 from xdsl.utils.exceptions import InterpretationError
 
+from flexc.codegen.gluon.support import FIRST_TURN
+from flexc.passes.hopper.tile_take_turns import MOST_COPIES
 from flexc.runtime.interpreters.schedule.program import ScheduledProgram, Shuffled
 
 COPIES, ROUNDS = 3, 4
@@ -16,7 +18,7 @@ Turn = Callable[[ScheduledProgram, int], None]
 
 
 def follow(program: ScheduledProgram, part: int, turn: Turn) -> None:
-    """What a copy does of which the last one starts the round."""
+    """Run the rounds of a copy; the last copy starts the first."""
     if part == COPIES - 1:
         program.pass_turn(0)
     for _ in range(ROUNDS):
@@ -51,8 +53,24 @@ def test_nobody_has_the_first_turn() -> None:
 
 def test_a_turn_that_is_kept_is_a_deadlock() -> None:
     def keep(program: ScheduledProgram, part: int) -> None:
-        program.pass_turn(0) if part == COPIES - 1 else None
+        if part == COPIES - 1:
+            program.pass_turn(0)
         program.take_turn(part)
 
     with pytest.raises(InterpretationError, match="copy 1 waits for turn of copy 1"):
         run(keep, 0)
+
+
+def test_turns_that_nobody_takes_are_an_error() -> None:
+    program = ScheduledProgram(Shuffled(0))
+    program.pass_turn(0)
+    program.finish()
+    program.pass_turn(0)
+    with pytest.raises(InterpretationError, match="got 2 passed and 0 taken"):
+        program.finish()
+
+
+def test_hardware_has_barriers_for_turns() -> None:
+    """Triton takes two, and one for each copy and the producer."""
+    assert FIRST_TURN.value >= MOST_COPIES + 1 + 2
+    assert FIRST_TURN.value + MOST_COPIES <= 16

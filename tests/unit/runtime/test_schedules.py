@@ -537,9 +537,10 @@ def test_narrow_bands_have_small_programs(name: str) -> None:
     make, most = BANDS[name]
     call = replace(CALL, head_dim=128, value_dim=128)
     for n in (100, 256, 257, 508, 509, 512, 513, 3000):
-        traced = capture_mods(read_mods(None, make(n)), torch.float32, "cpu")
+        signature = read_mods(None, make(n))
+        traced = capture_mods(signature, torch.float32, "cpu")
         compiled = driver.Compiled(traced, replace(BUILD, call=call))
-        captures = [n] * len(compiled.proofs.attention.captures)
+        captures = compiled.attention.arguments(signature.captures)
         proofs = compiled.proofs.of_sizes((8, 8, 5000, 5000), captures)
         assert proofs.few_keys == (n <= most)
         assert (compiled.rows(proofs).tile.residents > 1) == (n <= most)

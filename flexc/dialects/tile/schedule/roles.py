@@ -186,6 +186,9 @@ class RolesOp(IRDLOperation):
             raise VerifyException(
                 f"expects one role or more with labels that differ, got {labels}"
             )
+        turns = {op.role for op in self.walk() if isinstance(op, TurnOp)}
+        if len(turns) > 1:
+            raise VerifyException("expects turns of one role only")
         verify_outside_values(self.body)
 
 
@@ -261,7 +264,8 @@ class RoleOp(IRDLOperation):
 class TurnOp(IRDLOperation, ABC):
     """An op on the turn, which at most one copy of a role has.
 
-    At first no copy has it. Turns order ops of copies, but not accesses of memory.
+    At first no copy has it, so one passes it before it takes it. All copies take
+    equally many turns. Turns order ops of copies, but not accesses of memory.
     """
 
     part = operand_def(i32)
@@ -272,16 +276,14 @@ class TurnOp(IRDLOperation, ABC):
         super().__init__(operands=[part])
 
     @property
-    def copies(self) -> int:
-        """The number of copies of the role."""
-        assert isinstance(self.part.owner, Block)
-        role = self.part.owner.parent_op()
-        assert isinstance(role, RoleOp)
-        return role.copies.value.data
+    def role(self) -> RoleOp | None:
+        """The role whose copy has the number `part`."""
+        block = self.part.owner
+        role = block.parent_op() if isinstance(block, Block) else None
+        return role if isinstance(role, RoleOp) else None
 
     def verify_(self) -> None:
-        block = self.part.owner
-        if not isinstance(block, Block) or not isinstance(block.parent_op(), RoleOp):
+        if self.role is None:
             raise VerifyException("part expects the number of a role's copy")
 
 
@@ -299,9 +301,20 @@ class TakeTurnOp(TurnOp):
 
 @irdl_op_definition
 class PassTurnOp(TurnOp):
-    """A gift of the turn to the next copy, or from the last one to the first."""
+    """A gift of the turn to the next copy, or from the last one to the first.
+
+    ```mlir
+    tile.pass_turn %part
+    ```
+    """
 
     name = "tile.pass_turn"
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the role."""
+        assert self.role is not None
+        return self.role.copies.value.data
 
 
 @irdl_op_definition

@@ -28,8 +28,9 @@ from flexc.passes.scalar.variation import UNLIMITED
 def most_columns(live: Iterable[KeyRange], at_row: ValueRanges) -> int | None:
     """Return a limit to the columns that each row sees, or None if it is not found.
 
-    `at_row` has the ranges of a mask's values at one row. It may be any row: the ends
-    of a range count if their distance is the same at all rows.
+    `at_row` has the ranges of a mask's values at any one row, such as row 0: two ends
+    of a range count if their distance is the same at all rows. Not found are limits
+    that hold for other reasons, as in `q_idx - q_idx % n <= kv_idx <= q_idx`.
     """
     total = 0
     for keys in live:

@@ -260,6 +260,7 @@ class ScheduledProgram:
         """The copies out that have read their slots, and land when the program ends."""
         self.shares: dict[tuple[Operation, int], Shares] = {}
         self._turns: dict[int, Barrier] = {}
+        self._taken = 0
 
     def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
         """Run the roles with these names concurrently until all have ended."""
@@ -324,12 +325,13 @@ class ScheduledProgram:
         return self.shares.setdefault((op, number), fresh)
 
     def take_turn(self, part: int) -> None:
-        """Pause the current role until the copy `part`, which it is, has the turn."""
+        """Pause the current role, the copy `part`, until it has the turn."""
         self.wait(Wait(self._turn(part), self.current.turns % 2))
         self.current.turns += 1
+        self._taken += 1
 
     def pass_turn(self, part: int) -> None:
-        """Give the turn to the copy `part`, which learns nothing else by it."""
+        """Give the turn to the copy `part`; it orders no accesses of memory."""
         self._turn(part).arrive({})
 
     def _turn(self, part: int) -> Barrier:
@@ -341,6 +343,11 @@ class ScheduledProgram:
         The remaining copies out are stored. Raise InterpretationError if a check fails.
         """
         self.main.finish()
+        if (passed := sum(t.phase for t in self._turns.values())) > self._taken + 1:
+            raise InterpretationError(
+                f"expected all turns but the last one to be taken, got {passed} passed "
+                f"and {self._taken} taken"
+            )
         for copy in self.leaving:
             copy.store()
         for slot in self.slots:

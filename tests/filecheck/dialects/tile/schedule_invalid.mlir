@@ -492,3 +492,22 @@ tile.kernel @rows_of_two_groups(%c : i1 #tile.param<argument 0>)
 %part = "test.op"() : () -> i32
 // CHECK: part expects the number of a role's copy
 tile.take_turn %part
+
+// -----
+
+tile.kernel @two_roles() grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: expects turns of one role only
+  tile.roles {
+    tile.role "consumer" copies 2 warps 4 registers 160 {
+    ^bb0(%part : i32):
+      tile.pass_turn %part
+      tile.end
+    }
+    tile.role "producer" copies 2 warps 4 registers 160 {
+    ^bb0(%part : i32):
+      tile.pass_turn %part
+      tile.end
+    }
+  }
+  tile.return
+}
