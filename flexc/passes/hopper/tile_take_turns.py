@@ -47,7 +47,8 @@ MOST_COPIES = 6
 def issued_together(body: Block) -> Sequence[IssueDotOp]:
     """Return a block's products if all are issued before the first wait, else none.
 
-    Waits for copies may stand between them, but none for what another copy computes.
+    Waits for tiles from the producer may stand between them, but none for what another
+    copy of the role computes.
     """
     issued: list[IssueDotOp] = []
     has_waited = False

@@ -301,7 +301,7 @@ class TakeTurnOp(TurnOp):
 
 @irdl_op_definition
 class PassTurnOp(TurnOp):
-    """A gift of the turn to the next copy, or from the last one to the first.
+    """A signal that the next copy has the turn; after the last copy comes the first.
 
     ```mlir
     tile.pass_turn %part
