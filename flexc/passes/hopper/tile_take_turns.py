@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, Region
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -37,6 +37,7 @@ from flexc.dialects.tile.schedule import (
     RoleOp,
     TakeTurnOp,
 )
+from flexc.passes.hopper.specialize_warps.slices import dependent_on
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.gluon import PART_WARPS
 
@@ -61,35 +62,18 @@ def issued_together(body: Block) -> Sequence[IssueDotOp]:
     return issued if len(issued) > 1 else ()
 
 
-def is_same_for_copies(value: SSAValue, role: RoleOp) -> bool:
-    """Return True if a value is computed from values outside of a role alone.
-
-    Ops with regions are refused.
-    """
-    seen: set[SSAValue] = set()
-    todo = [value]
-    while todo:
-        owner = (value := todo.pop()).owner
-        if value in seen or not role.is_ancestor(owner):
-            continue
-        if isinstance(owner, Block) or owner.regions:
-            return False
-        seen.add(value)
-        todo += owner.operands
-    return True
-
-
 def take_turns(role: RoleOp) -> None:
     """Write turns around the products of a role's loops."""
     part, copies = role.body.block.args[0], role.copies.value.data
     if role.warps.value.data != PART_WARPS or not 1 < copies <= MOST_COPIES:
         return
+    varying = dependent_on(part)
     loops = [
         (op, issued)
         for op in role.body.block.ops
         if isinstance(op, scf.ForOp)
         and (issued := issued_together(op.body.block))
-        and all(is_same_for_copies(v, role) for v in (op.lb, op.ub, op.step))
+        and varying.isdisjoint((op.lb, op.ub, op.step))
     ]
     if not loops:
         return

@@ -130,8 +130,6 @@ class Agent:
     unfenced: list[Write] = field(default_factory=list)
     shared: Counter[Operation] = field(default_factory=Counter)
     """The number of times that this part has executed each `tile.share`."""
-    turns: int = 0
-    """The number of turns that this copy has taken."""
 
     def stamp(self) -> Stamp:
         """Return the current time of this agent."""
@@ -260,7 +258,8 @@ class ScheduledProgram:
         """The copies out that have read their slots, and land when the program ends."""
         self.shares: dict[tuple[Operation, int], Shares] = {}
         self._turns: dict[int, Barrier] = {}
-        self._taken = 0
+        self._taken: Counter[int] = Counter()
+        """The number of turns that each copy has taken."""
 
     def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
         """Run the roles with these names concurrently until all have ended."""
@@ -326,9 +325,8 @@ class ScheduledProgram:
 
     def take_turn(self, part: int) -> None:
         """Pause the current role, the copy `part`, until it has the turn."""
-        self.wait(Wait(self._turn(part), self.current.turns % 2))
-        self.current.turns += 1
-        self._taken += 1
+        self.wait(Wait(self._turn(part), self._taken[part] % 2))
+        self._taken[part] += 1
 
     def pass_turn(self, part: int) -> None:
         """Give the turn to the copy `part`; it orders no accesses of memory."""
@@ -343,10 +341,11 @@ class ScheduledProgram:
         The remaining copies out are stored. Raise InterpretationError if a check fails.
         """
         self.main.finish()
-        if (passed := sum(t.phase for t in self._turns.values())) > self._taken + 1:
+        passed, taken = sum(t.phase for t in self._turns.values()), self._taken.total()
+        if passed > taken + 1:
             raise InterpretationError(
                 f"expected all turns but the last one to be taken, got {passed} passed "
-                f"and {self._taken} taken"
+                f"and {taken} taken"
             )
         for copy in self.leaving:
             copy.store()
