@@ -24,6 +24,7 @@ COMPARISONS = (
 small = st.integers(-40, 200)
 factors = st.integers(-3, 4).filter(bool) | st.sampled_from([10**6, 2**20])
 divisors = st.integers(1, 70)
+any_divisors = divisors | st.sampled_from([-7, 2**31, 2**40 + 1, 2**62])
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ def chunk_start(x: Spelled, n: int) -> Spelled:
     f = x.function
     return Spelled(
         lambda b, h, q, k: f(b, h, q, k) - f(b, h, q, k) % n, f"({x} - {x} % {n})"
+    )
+
+
+def multiple(x: Spelled, n: int, plus: int) -> Spelled:
+    f = x.function
+    return Spelled(
+        lambda b, h, q, k: (f(b, h, q, k) // n + plus) * n,
+        f"({x} // {n} + {plus}) * {n}",
     )
 
 
@@ -154,7 +163,8 @@ def functions_of(position: Spelled) -> st.SearchStrategy[Spelled]:
             st.builds(moved, x, small),
             st.builds(scaled, x, factors),
             st.builds(divided, x, divisors),
-            st.builds(chunk_start, x, divisors),
+            st.builds(chunk_start, x, any_divisors),
+            st.builds(multiple, x, any_divisors, st.sampled_from([0, 1, -1, 40])),
             st.builds(clamped, x, st.tuples(small, small)),
             st.builds(shifted, x, tables),
             st.builds(multiplied, x, narrow_tables),

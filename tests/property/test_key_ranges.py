@@ -97,6 +97,11 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "chunks": lambda b, h, q, k: q // CHUNK == k // CHUNK,
     "chunks, causal": lambda b, h, q, k: (q // CHUNK == k // CHUNK) & (k <= q),
     "block causal": lambda b, h, q, k: q // 64 >= k // 64,
+    "chunks up to two behind": lambda b, h, q, k: (
+        (q // CHUNK >= k // CHUNK) & (q // CHUNK - k // CHUNK < 3)
+    ),
+    "up to the chunk's end": lambda b, h, q, k: k < (q // CHUNK + 1) * CHUNK,
+    "from the chunk's start": lambda b, h, q, k: (q - q % CHUNK <= k) & (k <= q),
     "prefix": lambda b, h, q, k: (k < prefix[b]) | (q >= k),
     "padding": lambda b, h, q, k: (k < prefix[b]) & (q < prefix[b]),
     "sinks and window": lambda b, h, q, k: (q >= k) & ((q - k < WINDOW) | (k < SINK)),
@@ -136,6 +141,7 @@ MODERATE = torch.tensor([10_000_000], dtype=torch.int32)
 LIMIT = torch.tensor([5])
 NEAR_WRAP = torch.full((400,), 2**30 + 5, dtype=torch.int32)
 EXTREME = torch.tensor([2**63 - 1])
+WIDE, FAR = 2**41, 2**62
 
 HARD: dict[str, Callable[..., Any]] = {
     "least of a large product": lambda b, h, q, k: (
@@ -153,6 +159,8 @@ HARD: dict[str, Callable[..., Any]] = {
     "large captured divisor": lambda b, h, q, k: (
         (k * 1_000_000) // (MODERATE[b].long() * 1000) <= 2
     ),
+    "chunks longer than all": lambda b, h, q, k: (q // WIDE + 1) * WIDE > k,
+    "a multiple that wraps": lambda b, h, q, k: (q // FAR + 2) * FAR > k,
     "nested factors": lambda b, h, q, k: ((q * 2**20 - k * 2**20) + 5) * 8192 >= 0,
     "chunks moved far": lambda b, h, q, k: (k + BIG[b]) // 64 == (q + BIG[b]) // 64,
     "shifted far": lambda b, h, q, k: (k + BIG[b]) >> 3 <= (q + BIG[b]) >> 3,

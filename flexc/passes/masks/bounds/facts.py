@@ -45,6 +45,9 @@ MAX_COEFFICIENT = 1 << 20
 WIDE = 64
 """The width of symbols of unknown size."""
 
+LIMITS = Interval(-MAX_SYMBOL, MAX_SYMBOL)
+"""The range of symbols that pass their checks."""
+
 
 class Facts(MaskFacts):
     """A mask region, and the facts about its values."""
@@ -52,31 +55,47 @@ class Facts(MaskFacts):
     def is_exact(self, op: Operation) -> bool:
         """Return True if an op does not wrap around, or only if a run-time check fails.
 
-        The checks cover sums with 64-bit symbols of unknown size.
+        The checks cover 64-bit symbols of unknown size.
         """
         if super().is_exact(op):
             return True
-        if not isinstance(op, arith.AddiOp | arith.SubiOp):
+        if not isinstance(op, arith.AddiOp | arith.SubiOp | arith.MuliOp):
             return False
         if width_of(op.result.type) != WIDE:
             return False
-        return self._checked_range(op.result).within(SUMMABLE)
+        return self.checked_range(op.result).within(SUMMABLE)
 
-    def _checked_range(self, value: SSAValue) -> Interval:
-        """Return the range of a value, given that uniform parts pass their checks.
+    def checked_range(self, value: SSAValue) -> Interval:
+        """Return the range of a value, given that its symbols pass their checks.
 
-        A sum is taken apart into its uniform parts, which are checked one by one. Its
-        own wrapping does not matter, for then the sum of the parts does not wrap.
+        A value is taken apart into its uniform parts, which are checked one by one, as
+        are divisors, to be positive. Its own wrapping does not matter, for then the sum
+        of the parts does not wrap.
         """
         known, op = self.ranges[value], value.owner
+        if self.is_uniform(value) and int_constant(value) is None:
+            return known if known.within(LIMITS) else LIMITS
         if known.within(SUMMABLE) or width_of(value.type) != WIDE:
             return known
-        if self.is_uniform(value):
-            return Interval(-MAX_SYMBOL, MAX_SYMBOL)
-        if not isinstance(op, arith.AddiOp | arith.SubiOp):
-            return known
-        left, right = map(self._checked_range, op.operands)
-        return BINARY[type(op)](left, right, UNLIMITED)
+        if (division := floor_modulo(value, self.ranges)) is not None:
+            dividend = self.checked_range(division[0])
+            return Interval(0, MAX_SYMBOL if dividend.lo < 0 else dividend.hi)
+        match op:
+            case arith.DivSIOp() | arith.FloorDivSIOp() if self.is_uniform(op.rhs):
+                dividend = self.checked_range(op.lhs)
+                return Interval(min(dividend.lo, 0), max(dividend.hi, 0))
+            case arith.MuliOp() if (found := multiple(op)) is not None:
+                dividend, plus = self.checked_range(found[0]), abs(found[1])
+                below = plus + (dividend.lo < 0)
+                return Interval(
+                    min(dividend.lo, 0) - below * MAX_SYMBOL,
+                    max(dividend.hi, 0) + plus * MAX_SYMBOL,
+                )
+            case arith.AddiOp() | arith.SubiOp() | arith.MinSIOp() | arith.MaxSIOp():
+                left, right = map(self.checked_range, op.operands)
+                return BINARY[type(op)](left, right, UNLIMITED)
+            case _:
+                return known
 
     def is_uniform(self, value: SSAValue) -> bool:
         return self.dependences.is_uniform(value)
@@ -118,9 +137,9 @@ def magnitude(facts: Facts, term: Term) -> int:
         case Constant():
             return abs(term.value)
         case Symbol():
-            return min(size_of(facts, term.value), MAX_SYMBOL)
+            return min(largest(facts.ranges[term.value]), MAX_SYMBOL)
         case RowValue():
-            return row_magnitude(facts, term.value)
+            return largest(facts.checked_range(term.value))
         case Sum():
             return magnitude(facts, term.left) + magnitude(facts, term.right)
         case Negative():
@@ -136,27 +155,30 @@ def magnitude(facts: Facts, term: Term) -> int:
             return max(magnitude(facts, part) for part in parts)
 
 
-def row_magnitude(facts: Facts, value: SSAValue) -> int:
-    """Return the magnitude of a value of rows, given that divisors are positive."""
-    known = size_of(facts, value)
-    if facts.is_uniform(value):
-        return min(known, MAX_SYMBOL)
-    match op := value.owner:
-        case arith.DivSIOp() | arith.FloorDivSIOp():
-            return min(known, row_magnitude(facts, op.lhs))
-        case arith.AddiOp() | arith.SubiOp():
-            parts = (row_magnitude(facts, v) for v in op.operands)
-            return min(known, sum(parts))
-        case arith.MinSIOp() | arith.MaxSIOp() | arith.ExtSIOp():
-            return min(known, max(row_magnitude(facts, v) for v in op.operands))
-        case _:
-            return known
-
-
-def size_of(facts: Facts, value: SSAValue) -> int:
+def largest(known: Interval) -> int:
     """Return the largest absolute value of an integer."""
-    known = facts.ranges[value]
     return max(abs(known.lo), abs(known.hi))
+
+
+Divisions = arith.DivSIOp | arith.FloorDivSIOp
+
+
+def multiple(product: arith.MuliOp) -> tuple[SSAValue, int] | None:
+    """Return x and k of (x // c + k) * c, a multiple of c; None for other products."""
+    factors = product.lhs, product.rhs
+    for inner, by in (factors, factors[::-1]):
+        match inner.owner:
+            case arith.AddiOp(lhs=quotient, rhs=other):
+                plus = int_constant(other)
+            case arith.SubiOp(lhs=quotient, rhs=other):
+                number = int_constant(other)
+                plus = None if number is None else -number
+            case _:
+                quotient, plus = inner, 0
+        op = quotient.owner
+        if plus is not None and isinstance(op, Divisions) and op.rhs is by:
+            return op.lhs, plus
+    return None
 
 
 MAX_PERIOD = 1 << 12
@@ -240,11 +262,10 @@ def symbol_of(
     number = int_constant(value)
     if number is not None:
         return Constant(number)
-    limits = Interval(-MAX_SYMBOL, MAX_SYMBOL)
     known = facts.ranges[value]
     if least is not None and known.lo >= least:
         least = None
-    return Symbol(value, known.within(limits), least)
+    return Symbol(value, known.within(LIMITS), least)
 
 
 def divisor_of(facts: Facts, value: SSAValue | int) -> Constant | Symbol:

@@ -15,7 +15,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.masks.bounds.facts import Facts, magnitude, size_of
+from flexc.passes.masks.bounds.facts import Facts, largest, magnitude
 from flexc.passes.masks.bounds.key_ranges import End, KeyRange
 from flexc.passes.masks.bounds.terms import (
     LARGE,
@@ -68,7 +68,8 @@ class TermCode:
         if len(large) > 1 or not all(isinstance(a, Symbol) for a in large):
             return magnitude(self.facts, term)
         rest = sum(magnitude(self.facts, a) for a in addends if a not in large)
-        is_far = rest <= NEAR and size_of(self.facts, self.facts.column) <= NEAR
+        columns = self.facts.ranges[self.facts.column]
+        is_far = rest <= NEAR and largest(columns) <= NEAR
         return FAR + rest if is_far else magnitude(self.facts, term)
 
     def addends(self, term: Term) -> Iterator[Term]:
