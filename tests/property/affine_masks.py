@@ -57,6 +57,13 @@ def divided(x: Spelled, n: int) -> Spelled:
     return Spelled(lambda b, h, q, k: f(b, h, q, k) // n, f"{x} // {n}")
 
 
+def divided_by(x: Spelled, table: Tensor) -> Spelled:
+    f = x.function
+    return Spelled(
+        lambda b, h, q, k: f(b, h, q, k) // table[h], f"{x} // {table.tolist()}[h]"
+    )
+
+
 def clamped(x: Spelled, ends: tuple[int, int]) -> Spelled:
     f, lo, hi = x.function, min(ends), max(ends)
     return Spelled(lambda b, h, q, k: f(b, h, q, k).clamp(lo, hi), f"{x}.clamp{ends}")
@@ -155,6 +162,11 @@ tables = st.one_of(
 )
 
 
+positive_tables = st.lists(divisors, min_size=2, max_size=2).map(torch.tensor)
+
+extremes = st.sampled_from([torch.minimum, torch.maximum])
+
+
 def functions_of(position: Spelled) -> st.SearchStrategy[Spelled]:
     """Monotonic functions of one position."""
     return st.recursive(
@@ -166,6 +178,8 @@ def functions_of(position: Spelled) -> st.SearchStrategy[Spelled]:
             st.builds(chunk_start, x, any_divisors),
             st.builds(multiple, x, any_divisors, st.sampled_from([0, 1, -1, 40])),
             st.builds(clamped, x, st.tuples(small, small)),
+            st.builds(extreme, extremes, x, st.builds(per_head, tables)),
+            st.builds(divided_by, x, positive_tables),
             st.builds(shifted, x, tables),
             st.builds(multiplied, x, narrow_tables),
         ),
@@ -179,7 +193,6 @@ uniform = st.one_of(st.builds(number, small), st.builds(per_head, tables))
 def bent(position: Spelled) -> st.SearchStrategy[Spelled]:
     """Functions of one position that may move both ways."""
     x = functions_of(position)
-    extremes = st.sampled_from([torch.minimum, torch.maximum])
     choice = st.builds(compared, st.sampled_from(COMPARISONS), x, uniform)
     return st.one_of(
         x,

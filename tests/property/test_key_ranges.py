@@ -141,6 +141,7 @@ MODERATE = torch.tensor([10_000_000], dtype=torch.int32)
 LIMIT = torch.tensor([5])
 NEAR_WRAP = torch.full((400,), 2**30 + 5, dtype=torch.int32)
 EXTREME = torch.tensor([2**63 - 1])
+MINUS = torch.tensor([-5])
 WIDE, FAR = 2**41, 2**62
 
 HARD: dict[str, Callable[..., Any]] = {
@@ -161,6 +162,18 @@ HARD: dict[str, Callable[..., Any]] = {
     ),
     "chunks longer than all": lambda b, h, q, k: (q // WIDE + 1) * WIDE > k,
     "a multiple that wraps": lambda b, h, q, k: (q // FAR + 2) * FAR > k,
+    "a multiple of a literal that wraps": lambda b, h, q, k: (
+        ((q + MINUS[b]) // 4611686018427387907 - 1) * 4611686018427387907 - k <= 5
+    ),
+    "a maximum in a sum that wraps": lambda b, h, q, k: (
+        torch.maximum(q, EXTREME[b]) + k <= 100
+    ),
+    "a clamp in a sum that wraps": lambda b, h, q, k: (
+        q.clamp(min=9223372036854775807) + k <= 100
+    ),
+    "a minimum beyond all sums": lambda b, h, q, k: (
+        k + 5 <= torch.minimum(q, -EXTREME[b] - 1)
+    ),
     "nested factors": lambda b, h, q, k: ((q * 2**20 - k * 2**20) + 5) * 8192 >= 0,
     "chunks moved far": lambda b, h, q, k: (k + BIG[b]) // 64 == (q + BIG[b]) // 64,
     "shifted far": lambda b, h, q, k: (k + BIG[b]) >> 3 <= (q + BIG[b]) >> 3,

@@ -45,7 +45,7 @@ MAX_COEFFICIENT = 1 << 20
 WIDE = 64
 """The width of symbols of unknown size."""
 
-LIMITS = Interval(-MAX_SYMBOL, MAX_SYMBOL)
+CHECKED = Interval(-MAX_SYMBOL, MAX_SYMBOL)
 """The range of symbols that pass their checks."""
 
 
@@ -68,34 +68,49 @@ class Facts(MaskFacts):
     def checked_range(self, value: SSAValue) -> Interval:
         """Return the range of a value, given that its symbols pass their checks.
 
-        A value is taken apart into its uniform parts, which are checked one by one, as
-        are divisors, to be positive. Its own wrapping does not matter, for then the sum
-        of the parts does not wrap.
+        The value is taken apart into uniform values, the symbols. Divisors are checked
+        to be positive, too. What this method looks into, `Directions` and
+        `Solver.solve` look into as well, and check each symbol that they find.
         """
         known, op = self.ranges[value], value.owner
         if self.is_uniform(value) and int_constant(value) is None:
-            return known if known.within(LIMITS) else LIMITS
+            return known if known.within(CHECKED) else CHECKED
         if known.within(SUMMABLE) or width_of(value.type) != WIDE:
             return known
         if (division := floor_modulo(value, self.ranges)) is not None:
-            dividend = self.checked_range(division[0])
-            return Interval(0, MAX_SYMBOL if dividend.lo < 0 else dividend.hi)
+            x, c = division
+            if (divisor := self.divisor_range(c)) is not None:
+                dividend = self.checked_range(x)
+                return Interval(0, divisor.hi if dividend.lo < 0 else dividend.hi)
         match op:
-            case arith.DivSIOp() | arith.FloorDivSIOp() if self.is_uniform(op.rhs):
-                dividend = self.checked_range(op.lhs)
+            case arith.DivSIOp(lhs=x, rhs=c) | arith.FloorDivSIOp(lhs=x, rhs=c):
+                if self.divisor_range(c) is None:
+                    return known
+                dividend = self.checked_range(x)
                 return Interval(min(dividend.lo, 0), max(dividend.hi, 0))
-            case arith.MuliOp() if (found := multiple(op)) is not None:
-                dividend, plus = self.checked_range(found[0]), abs(found[1])
-                below = plus + (dividend.lo < 0)
-                return Interval(
-                    min(dividend.lo, 0) - below * MAX_SYMBOL,
-                    max(dividend.hi, 0) + plus * MAX_SYMBOL,
-                )
+            case arith.MuliOp() if (found := multiple_of_divisor(op)) is not None:
+                x, c, plus = found
+                if (divisor := self.divisor_range(c)) is None:
+                    return known
+                # x - c < floor(x / c) * c <= x. A quotient may be rounded towards 0.
+                dividend = self.checked_range(x)
+                ends = Interval(min(dividend.lo - divisor.hi, 0), max(dividend.hi, 0))
+                by = BINARY[arith.MuliOp](intervals.point(plus), divisor, UNLIMITED)
+                return BINARY[arith.AddiOp](ends, by, UNLIMITED)
             case arith.AddiOp() | arith.SubiOp() | arith.MinSIOp() | arith.MaxSIOp():
                 left, right = map(self.checked_range, op.operands)
                 return BINARY[type(op)](left, right, UNLIMITED)
             case _:
                 return known
+
+    def divisor_range(self, value: SSAValue | int) -> Interval | None:
+        """Return the range of a divisor that passes its check, None if it has none."""
+        if isinstance(value, int):
+            return intervals.point(value)
+        if not self.is_uniform(value):
+            return None
+        known = self.checked_range(value)
+        return Interval(max(known.lo, 1), known.hi) if known.hi >= 1 else None
 
     def is_uniform(self, value: SSAValue) -> bool:
         return self.dependences.is_uniform(value)
@@ -137,9 +152,9 @@ def magnitude(facts: Facts, term: Term) -> int:
         case Constant():
             return abs(term.value)
         case Symbol():
-            return min(largest(facts.ranges[term.value]), MAX_SYMBOL)
+            return min(largest_absolute(facts.ranges[term.value]), MAX_SYMBOL)
         case RowValue():
-            return largest(facts.checked_range(term.value))
+            return largest_absolute(facts.checked_range(term.value))
         case Sum():
             return magnitude(facts, term.left) + magnitude(facts, term.right)
         case Negative():
@@ -155,16 +170,16 @@ def magnitude(facts: Facts, term: Term) -> int:
             return max(magnitude(facts, part) for part in parts)
 
 
-def largest(known: Interval) -> int:
-    """Return the largest absolute value of an integer."""
+def largest_absolute(known: Interval) -> int:
+    """Return the largest absolute value in a range."""
     return max(abs(known.lo), abs(known.hi))
 
 
-Divisions = arith.DivSIOp | arith.FloorDivSIOp
+def multiple_of_divisor(product: arith.MuliOp) -> tuple[SSAValue, SSAValue, int] | None:
+    """Return x, c and the number k of (x / c + k) * c, else None.
 
-
-def multiple(product: arith.MuliOp) -> tuple[SSAValue, int] | None:
-    """Return x and k of (x // c + k) * c, a multiple of c; None for other products."""
+    The quotient is rounded down or towards 0.
+    """
     factors = product.lhs, product.rhs
     for inner, by in (factors, factors[::-1]):
         match inner.owner:
@@ -176,8 +191,10 @@ def multiple(product: arith.MuliOp) -> tuple[SSAValue, int] | None:
             case _:
                 quotient, plus = inner, 0
         op = quotient.owner
-        if plus is not None and isinstance(op, Divisions) and op.rhs is by:
-            return op.lhs, plus
+        if plus is None or not isinstance(op, arith.DivSIOp | arith.FloorDivSIOp):
+            continue
+        if op.rhs is by:
+            return op.lhs, by, plus
     return None
 
 
@@ -265,7 +282,7 @@ def symbol_of(
     known = facts.ranges[value]
     if least is not None and known.lo >= least:
         least = None
-    return Symbol(value, known.within(LIMITS), least)
+    return Symbol(value, known.within(CHECKED), least)
 
 
 def divisor_of(facts: Facts, value: SSAValue | int) -> Constant | Symbol:
@@ -327,6 +344,7 @@ class Directions:
         Raise Unsolvable or NotMonotonic if the sign is not known.
         """
         if self.facts.is_uniform(value):
+            self._check(symbol_of(self.facts, value))
             return 0
         if value is self.facts.row:
             return 1
@@ -352,9 +370,6 @@ class Directions:
                 raise Unsolvable
 
     def _sum(self, op: arith.AddiOp | arith.SubiOp) -> int:
-        for value in op.operands:
-            if self.facts.is_uniform(value):
-                self._check(symbol_of(self.facts, value))
         sign = 1 if isinstance(op, arith.AddiOp) else -1
         return joined(self.of(op.lhs), sign * self.of(op.rhs))
 

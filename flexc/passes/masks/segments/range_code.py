@@ -15,7 +15,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.masks.bounds.facts import Facts, largest, magnitude
+from flexc.passes.masks.bounds.facts import Facts, largest_absolute, magnitude
 from flexc.passes.masks.bounds.key_ranges import End, KeyRange
 from flexc.passes.masks.bounds.terms import (
     LARGE,
@@ -69,7 +69,7 @@ class TermCode:
             return magnitude(self.facts, term)
         rest = sum(magnitude(self.facts, a) for a in addends if a not in large)
         columns = self.facts.ranges[self.facts.column]
-        is_far = rest <= NEAR and largest(columns) <= NEAR
+        is_far = rest <= NEAR and largest_absolute(columns) <= NEAR
         return FAR + rest if is_far else magnitude(self.facts, term)
 
     def addends(self, term: Term) -> Iterator[Term]:
