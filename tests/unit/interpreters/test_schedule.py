@@ -169,6 +169,10 @@ RACES = {
         exchanged("%second =", "tile.expect %q_full").replace("128", "64"),
         "expected a tile.expect for the bytes .* got 0 expected and 64 copied",
     ),
+    "copy-at-an-odd-address": (
+        changed("%query[%b, %h, %first, %c0]", "%query[%b, %h, %first, %c4]"),
+        "a copy of %query starts at multiples of 16 bytes, got byte 8 of a row",
+    ),
     "index-beyond-the-ring": (
         changed("%v_to = tile.slot %v_s[%at_slot]", "%v_to = tile.slot %v_s[%i]"),
         r"an index into %v_s from 0 to 1, got 2",

@@ -181,8 +181,9 @@ def columns_of(tile: TileType, count: int) -> TileType:
 class CopyInOp(IRDLOperation):
     """The start of a copy of a tile of a tensor's last dimensions to shared memory.
 
-    Elements outside the tensor are 0. A `tile.expect` must have announced the copy's
-    bytes to the barrier `barriers[index]`. The copy is complete when the barrier's
+    Elements outside the tensor are 0. The first byte of a row of the tile is at a
+    multiple of 16 bytes. A `tile.expect` must have announced the copy's bytes to the
+    barrier `barriers[index]`. The copy is complete when the barrier's
     current phase is complete. Until then the contents of the slot are undefined.
 
     ```mlir

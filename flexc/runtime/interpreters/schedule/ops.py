@@ -62,6 +62,23 @@ def element(name: str, row: Sequence[T], index: Tensor) -> T:
     return row[int(index)]
 
 
+COPIED_BYTES = 16
+"""The bytes that the first byte of a copy is at a multiple of."""
+
+
+def verify_start(memory: SSAValue, tensor: Tensor, indices: Sequence[Tensor]) -> None:
+    """Raise InterpretationError if a copy starts where the hardware cannot start one.
+
+    Rows are aligned, so the last index decides.
+    """
+    start = int(indices[-1]) * tensor.element_size()
+    if start % COPIED_BYTES:
+        raise InterpretationError(
+            f"a copy of {value_name(memory, 'a tensor')} starts at multiples "
+            f"of {COPIED_BYTES} bytes, got byte {start} of a row"
+        )
+
+
 @register_impls
 class ScheduleFunctions(InterpreterFunctions):
     """The interpreter of roles, shared memory, copies, barriers and products."""
@@ -201,6 +218,7 @@ class ScheduleFunctions(InterpreterFunctions):
     ) -> PythonValues:
         running = at_switch(interpreter)
         tensor, *indices, view, barriers, index = args
+        verify_start(op.tensor, tensor, indices)
         barrier = element(value_name(op.barriers, "barriers"), barriers, index)
         slot, shape = view.slot, view.slot.data.shape
         tile = load_tile(tensor, indices, shape, tuple(range(len(shape))))
@@ -246,6 +264,7 @@ class ScheduleFunctions(InterpreterFunctions):
     ) -> PythonValues:
         running = at_switch(interpreter)
         view, memref, *indices = args
+        verify_start(op.memref, memref, indices)
         (read,) = begin_reads(running, [view], "a copy out")
         adds = op.adds is not None
         running.current.copies.append(CopyOut(read, view.tensor, memref, indices, adds))
