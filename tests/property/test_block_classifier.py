@@ -89,3 +89,31 @@ def test_regions_in_which_anything_wraps_around(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         simplify_region(mask.region, {})
     check_sound(mask, grid, fits=False)
+
+
+LEAST, MOST, FACTOR = -(2**63), 2**63 - 1, 3
+least, again, most = (torch.full((65,), n) for n in (LEAST, LEAST, MOST))
+above, least_of_b = least + 1, torch.tensor([LEAST, LEAST])
+chunk = torch.arange(65) // 9
+
+EXTREMES: dict[str, Any] = {
+    "equal least": lambda b, h, q, k: least[q] == again[k],
+    "unequal least": lambda b, h, q, k: least[q] != again[k],
+    "least and the next": lambda b, h, q, k: above[q] > least[k],
+    "least, from": lambda b, h, q, k: least[q] >= again[k],
+    "least of a batch": lambda b, h, q, k: (least[q] < least_of_b[b]) | (k < 3),
+    "from the least of a batch": lambda b, h, q, k: (
+        (least_of_b[b] >= least[k]) & (chunk[k] <= chunk[q])
+    ),
+    "a sum that wraps": lambda b, h, q, k: (q + most[k] > 5) & (q * FACTOR >= k),
+    "a product in a sum that wraps": lambda b, h, q, k: q * FACTOR + most[k] > 5,
+    "a difference that wraps": lambda b, h, q, k: (
+        ((q * FACTOR - least[k]).abs() < 5) | (chunk[k] == chunk[q])
+    ),
+}
+
+
+@pytest.mark.parametrize("fits", [False, True])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extreme_numbers(name: str, fits: bool) -> None:
+    check_sound(imported(EXTREMES[name]), Grid(2, 3, 48, 65, 8, 7), fits)

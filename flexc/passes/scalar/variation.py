@@ -26,7 +26,7 @@ from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.formula import Formula, Leaf
 from flexc.passes.scalar.ranges import intervals
-from flexc.passes.scalar.ranges.exact_ranges import ExactRanges
+from flexc.passes.scalar.ranges.exact_ranges import EXACT_BITS, ExactRanges
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import BINARY, ValueRanges, width_of
 
@@ -174,10 +174,11 @@ class IntegerFacts:
 
     def is_exact(self, op: Operation) -> bool:
         """Return True if an integer op is known not to wrap around."""
-        if self.fits and self.origins.is_exact(op.results[0]):
-            # `fits` says nothing about values that were loaded, or cast by the user.
-            return True
         width = width_of(op.results[0].type)
+        if self.fits and width < EXACT_BITS and self.origins.is_exact(op.results[0]):
+            # `fits` says nothing about values that were loaded, or cast by the user,
+            # nor about sums of 64 bits, which wrap around in torch too.
+            return True
         known = [self.ranges[v] for v in op.operands]
         if isinstance(op, math_dialect.AbsIOp):
             return known[0].lo > intervals.full(width).lo

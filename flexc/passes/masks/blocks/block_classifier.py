@@ -43,9 +43,8 @@ def has_residue(block: BlockCode, ends: Ends, residues: Sequence[Residue]) -> SS
     of the form, as is the case for factors of 1 and -1.
     """
     wide, first = block.integers, residues[0]
-    if first.sign < 0:
-        ends = wide.negative(ends)
-    ends = wide.sum(ends, wide.point(block.uniform(first.shift)))
+    shift = wide.point(block.uniform(first.shift))
+    ends = wide.difference(shift, ends) if first.sign < 0 else wide.sum(shift, ends)
     divisor = _divisor(block, first)
     lo, hi = wide.const(0), wide.plus(divisor, -1)
     tests = [wide.cmp("le", ends.lo, ends.hi)]

@@ -175,16 +175,22 @@ class BlockCode:
         """Return the value of a form that is the same for all pairs."""
         facts, wide = self.facts, self.integers
         total: Wide | None = None
-        # Add large values first: later addends are too small to undo a saturation.
-        for value, factor in sorted(
-            form.terms, key=lambda t: facts.ranges[t[0]].within(SUMMABLE)
-        ):
+        rest = form.const
+        # Add large values first: later addends are too small to undo a saturation. The
+        # smallest number has no negative: subtract it from a number of its own.
+        terms = sorted(
+            form.terms, key=lambda t: (facts.ranges[t[0]].within(SUMMABLE), -t[1])
+        )
+        for value, factor in terms:
             copied = wide.extended(self.copy.value(value), facts.ranges[value])
-            term = wide.times(copied, factor)
-            total = term if total is None else wide.add(total, term)
-        if total is None:
-            return wide.const(form.const)
-        return wide.plus(total, form.const)
+            if factor == -1:
+                if total is None:
+                    total, rest = wide.const(rest), 0
+                total = wide.sub(total, copied)
+            else:
+                term = wide.times(copied, factor)
+                total = term if total is None else wide.add(total, term)
+        return wide.const(rest) if total is None else wide.plus(total, rest)
 
     def note(self, value: SSAValue, why: str) -> None:
         """Record a value without known bounds, and the reason, for the user."""

@@ -91,13 +91,13 @@ class Side:
             return None
         return self.code.integers.cmp("gt", self.ends.lo, self.ends.hi)
 
-    def linear(self, form: Linear) -> Ends:
-        """Return the ends of a sum of values of this axis."""
+    def linear(self, form: Linear) -> tuple[Ends, int]:
+        """Return the ends of a sum of values of this axis, and their sign."""
         terms, sign = oriented(form.terms)
         ends = self._known.get(terms)
         if ends is None:
             ends = self._known[terms] = self._computed(Linear(terms))
-        return ends if sign > 0 else self.code.integers.negative(ends)
+        return ends, sign
 
     def _computed(self, form: Linear) -> Ends:
         wide = self.code.integers
@@ -169,16 +169,24 @@ class BlockRanges:
         self._floats: dict[SSAValue, FloatEnds] = {}
 
     def form(self, form: Linear) -> Ends:
-        """Return the ends of a sum."""
-        total: Ends | None = None
-        for axis, side in self.sides.items():
-            part = self.facts.part(form, axis)
-            if part.terms:
-                ends = side.linear(part)
-                total = ends if total is None else self.integers.sum(total, ends)
+        """Return the ends of a sum.
+
+        Numbers are subtracted, not negated and added: the smallest has no negative.
+        """
+        wide = self.integers
+        parts = [
+            (self.facts.part(form, axis), side) for axis, side in self.sides.items()
+        ]
+        signed = [side.linear(part) for part, side in parts if part.terms]
         for value, factor in self.facts.part(form, PAIR).terms:
-            ends = self.integers.ends_times(self.integer(value), factor)
-            total = ends if total is None else self.integers.sum(total, ends)
+            ends = wide.ends_times(self.integer(value), abs(factor))
+            signed.append((ends, 1 if factor > 0 else -1))
+        total: Ends | None = None
+        for ends, sign in sorted(signed, key=lambda part: -part[1]):
+            if total is None:
+                total = ends if sign > 0 else wide.negative(ends)
+            else:
+                total = (wide.sum if sign > 0 else wide.difference)(total, ends)
         uniform = self.facts.part(form, NOTHING).plus(form.const)
         if total is None or uniform != Linear():
             ends = self.integers.point(self.block.uniform(uniform))
@@ -210,7 +218,8 @@ class BlockRanges:
                 self.integers.extended(copied, self.facts.ranges[value])
             )
         if axis != PAIR:
-            return self.sides[axis].linear(Linear(((value, 1),)))
+            ends, _ = self.sides[axis].linear(Linear(((value, 1),)))
+            return ends
         assert isinstance(op, Operation)
         form = self.facts.linear(value)
         if form.terms != ((value, 1),) and self.facts.is_moderate(form):

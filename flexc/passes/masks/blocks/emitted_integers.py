@@ -124,14 +124,20 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
         return code.select(wrapped, end, total)
 
     def negated(self, a: Wide) -> Wide:
-        if a.range.lo == WHOLE.lo:
-            a = self.max(a, self.const(WHOLE.lo + 1))
-        zero = self.code.const(0, i64)
-        value = self.code.sub(zero, a.value)
-        return Wide(value, Interval(-a.range.hi, -a.range.lo))
+        """Return the negated number, which saturates: a sum with it may be wrong."""
+        return self.sub(self.const(0), a)
 
     def sub(self, a: Wide, b: Wide) -> Wide:
-        return self.add(a, self.negated(b))
+        difference = self.code.sub(a.value, b.value)
+        lo, hi = a.range.lo - b.range.hi, a.range.hi - b.range.lo
+        if not Interval(lo, hi).within(WHOLE):
+            # It wraps around as the sum of b and the difference does.
+            opposite = self.code.xor(b.value, self.code.const(-1, i64))
+            difference = self._saturated(difference, a.value, opposite)
+        return Wide(difference, within_i64(lo, hi))
+
+    def difference(self, a: Ends, b: Ends) -> Ends:
+        return Ends(self.sub(a.lo, b.hi), self.sub(a.hi, b.lo))
 
     def plus(self, a: Wide, value: int) -> Wide:
         return a if value == 0 else self.add(a, self.const(value))
