@@ -93,7 +93,7 @@ func.func @window_per_head(%q : !t, %scale : f32, %w : tensor<?xi32>) {
 // CHECK-LABEL: @unsized
 func.func @unsized(%q : !t, %scale : f32, %n : i64) {
   // CHECK: blocksparse.segment partial {inside} bounds({{.*}}%n_{{[0-9]+}}: i64)
-  // CHECK: arith.constant -1099511627776 : i64
+  // CHECK: arith.constant -137438953472 : i64
   // CHECK: arith.cmpi sge, [[N:%n_[0-9]+]], {{%.*}} : i64
   // CHECK: arith.cmpi sle, [[N]], {{%.*}} : i64
   // CHECK: [[SOUND:%.*]] = arith.andi

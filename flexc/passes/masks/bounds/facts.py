@@ -97,7 +97,13 @@ class Facts(MaskFacts):
                 ends = Interval(min(dividend.lo - divisor.hi, 0), max(dividend.hi, 0))
                 by = BINARY[arith.MuliOp](intervals.point(plus), divisor, UNLIMITED)
                 return BINARY[arith.AddiOp](ends, by, UNLIMITED)
-            case arith.AddiOp() | arith.SubiOp() | arith.MinSIOp() | arith.MaxSIOp():
+            case (
+                arith.AddiOp()
+                | arith.SubiOp()
+                | arith.MuliOp()
+                | arith.MinSIOp()
+                | arith.MaxSIOp()
+            ):
                 left, right = map(self.checked_range, op.operands)
                 return BINARY[type(op)](left, right, UNLIMITED)
             case _:

@@ -22,8 +22,11 @@ LARGE = 1 << 31
 compared with are smaller.
 """
 
-MAX_SYMBOL = 1 << 40
-"""The limit for the run-time check of 64-bit values of unknown origin."""
+MAX_SYMBOL = 1 << 37
+"""The limit for the run-time check of 64-bit values of unknown origin.
+
+Products with positions below 2^24 can be added.
+"""
 
 
 @dataclass(frozen=True)
