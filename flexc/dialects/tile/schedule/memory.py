@@ -183,8 +183,8 @@ class CopyInOp(IRDLOperation):
 
     Elements outside the tensor are 0. The first byte of a row of the tile is at a
     multiple of 16 bytes. A `tile.expect` must have announced the copy's bytes to the
-    barrier `barriers[index]`. The copy is complete when the barrier's
-    current phase is complete. Until then the contents of the slot are undefined.
+    barrier `barriers[index]`. The copy is complete when the barrier's current phase is
+    complete. Until then the contents of the slot are undefined.
 
     ```mlir
     tile.copy_in %key[%b, %kv_h, %kv_start, %c0] to %view, %k_full[%stage]

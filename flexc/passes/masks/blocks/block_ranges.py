@@ -27,7 +27,7 @@ from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.ranges.intervals import Interval, Truth
 from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear
+from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear, Terms
 
 
 def narrowed(code: BlockCode, ends: Ends, bounds: Iterable[Bound]) -> Ends:
@@ -91,13 +91,12 @@ class Side:
             return None
         return self.code.integers.cmp("gt", self.ends.lo, self.ends.hi)
 
-    def linear(self, form: Linear) -> tuple[Ends, int]:
-        """Return the ends of a sum of values of this axis, and their sign."""
-        terms, sign = oriented(form.terms)
+    def linear(self, terms: Terms) -> Ends:
+        """Return the ends of a sum of values of this axis."""
         ends = self._known.get(terms)
         if ends is None:
             ends = self._known[terms] = self._computed(Linear(terms))
-        return ends, sign
+        return ends
 
     def _computed(self, form: Linear) -> Ends:
         wide = self.code.integers
@@ -174,10 +173,11 @@ class BlockRanges:
         Numbers are subtracted, not negated and added: the smallest has no negative.
         """
         wide = self.integers
-        parts = [
-            (self.facts.part(form, axis), side) for axis, side in self.sides.items()
-        ]
-        signed = [side.linear(part) for part, side in parts if part.terms]
+        signed: list[tuple[Ends, int]] = []
+        for axis, side in self.sides.items():
+            if part := self.facts.part(form, axis).terms:
+                terms, sign = oriented(part)
+                signed.append((side.linear(terms), sign))
         for value, factor in self.facts.part(form, PAIR).terms:
             ends = wide.ends_times(self.integer(value), abs(factor))
             signed.append((ends, 1 if factor > 0 else -1))
@@ -218,8 +218,7 @@ class BlockRanges:
                 self.integers.extended(copied, self.facts.ranges[value])
             )
         if axis != PAIR:
-            ends, _ = self.sides[axis].linear(Linear(((value, 1),)))
-            return ends
+            return self.sides[axis].linear(((value, 1),))
         assert isinstance(op, Operation)
         form = self.facts.linear(value)
         if form.terms != ((value, 1),) and self.facts.is_moderate(form):

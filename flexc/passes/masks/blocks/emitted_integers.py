@@ -123,21 +123,14 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
         end = code.select(code.cmp("slt", a, zero), least, greatest)
         return code.select(wrapped, end, total)
 
-    def negated(self, a: Wide) -> Wide:
-        """Return the negated number, which saturates: a sum with it may be wrong."""
-        return self.sub(self.const(0), a)
-
     def sub(self, a: Wide, b: Wide) -> Wide:
         difference = self.code.sub(a.value, b.value)
         lo, hi = a.range.lo - b.range.hi, a.range.hi - b.range.lo
         if not Interval(lo, hi).within(WHOLE):
-            # It wraps around as the sum of b and the difference does.
+            # a - b is a + ~b + 1, and wraps around where signs differ as in a + ~b.
             opposite = self.code.xor(b.value, self.code.const(-1, i64))
             difference = self._saturated(difference, a.value, opposite)
         return Wide(difference, within_i64(lo, hi))
-
-    def difference(self, a: Ends, b: Ends) -> Ends:
-        return Ends(self.sub(a.lo, b.hi), self.sub(a.hi, b.lo))
 
     def plus(self, a: Wide, value: int) -> Wide:
         return a if value == 0 else self.add(a, self.const(value))
@@ -147,7 +140,7 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
         -1.
         """
         if factor in (1, -1):
-            return a if factor == 1 else self.negated(a)
+            return a if factor == 1 else self.sub(self.const(0), a)
         known = [a.range.lo * factor, a.range.hi * factor]
         exact = Interval(min(known), max(known))
         assert exact.within(WHOLE), "expected a product within i64"

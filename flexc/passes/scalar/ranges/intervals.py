@@ -121,16 +121,17 @@ class ArithmeticRules(OrderRules[N, F]):
     def mul(self, a: N, b: N, /) -> N: ...
 
     @abstractmethod
-    def negated(self, a: N, /) -> N: ...
+    def sub(self, a: N, b: N, /) -> N: ...
 
     def sum(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
         return Bounds(self.add(a.lo, b.lo), self.add(a.hi, b.hi))
 
     def negative(self, a: Bounds[N]) -> Bounds[N]:
-        return Bounds(self.negated(a.hi), self.negated(a.lo))
+        zero = self.const(0)
+        return self.difference(Bounds(zero, zero), a)
 
     def difference(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
-        return self.sum(a, self.negative(b))
+        return Bounds(self.sub(a.lo, b.hi), self.sub(a.hi, b.lo))
 
     def product(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
         return self.hull(self.corners(self.mul, a, b))
@@ -167,8 +168,8 @@ class Numbers(ArithmeticRules[int, bool]):
     def mul(self, a: int, b: int) -> int:
         return a * b
 
-    def negated(self, a: int) -> int:
-        return -a
+    def sub(self, a: int, b: int) -> int:
+        return a - b
 
     def both(self, a: bool, b: bool) -> bool:
         return a and b
