@@ -253,36 +253,40 @@ using namespace flexc;
 FLEXC_KERNEL void kept(
     const bfloat16* in, int64_t stride, const int32_t* from, const int32_t* count,
     int n, bfloat16* out) {
-    Kept<bfloat16, 16, 32> tile;
+    Kept<bfloat16, 16, 64> tile;
     for (int i = 0; i < n; ++i) {
         load(tile, in + from[i], int64_t(1), stride, 16, count[i]);
         for (int row = 0; row < 16; ++row)
-            __builtin_memcpy(out + (i * 16 + row) * 32, tile[row], 64);
+            for (int block = 0; block < 2 && block * 32 < count[i]; ++block)
+                __builtin_memcpy(
+                    out + (i * 16 + row) * 64 + block * 32, tile.blocks[block][row], 64);
     }
 }
 """
 
 
-def test_kept_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [24, -24, 0])
+def test_kept_blocks(tmp_path: Path, stride: int) -> None:
     """More blocks than there is room for, in order and at random, with counts."""
     (tmp_path / "kept.cpp").write_text(KEPT)
     library = tmp_path / "kept.so"
     find_compiler().build(tmp_path / "kept.cpp", output=library)
-    memory = torch.randn(3000 + 31, 24).bfloat16()
+    memory = torch.randn(3000 + 2 * 63, 24).bfloat16()
     first = torch.cat(
         [torch.arange(3000), torch.arange(500), torch.randint(3000, (2000,))]
     )
+    first += 63
     count = torch.where(
-        torch.rand(len(first)) < 0.5, 32, torch.randint(33, first.shape)
+        torch.rand(len(first)) < 0.5, 64, torch.randint(65, first.shape)
     )
-    out = torch.empty(len(first), 16, 32).bfloat16()
+    out = torch.zeros(len(first), 16, 64).bfloat16()
     starts, counts = (first * 24).int(), count.int()
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (memory, starts, counts, out)]
     ctypes.CDLL(str(library)).kept(
-        pointers[0], ctypes.c_int64(24), *pointers[1:3], len(first), pointers[3]
+        pointers[0], ctypes.c_int64(stride), *pointers[1:3], len(first), pointers[3]
     )
-    rows = memory[first[:, None] + torch.arange(32), :16].mT
-    rows = rows.where(torch.arange(32) < count[:, None, None], 0)
+    rows = memory[first[:, None] + torch.arange(64) * (stride // 24), :16].mT
+    rows = rows.where(torch.arange(64) < count[:, None, None], 0)
     assert torch.equal(out, rows)
 
 

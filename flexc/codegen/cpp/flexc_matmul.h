@@ -53,6 +53,22 @@ FLEXC_INLINE TileOperand<T, K> strided(Tile<T, M, K> tile) {
     return strided(static_cast<const T*>(tile.data), fixed<pitch<T>(K)>, fixed<1>);
 }
 
+// An lhs of kept blocks. Elements beyond the counted columns are 0 up to the next block.
+template <int M>
+struct KeptOperand {
+    const Tile<bfloat16, M, kept_columns>* blocks;
+    int first;
+    FLEXC_INLINE KeptOperand from(int i) const { return {blocks, first + i}; }
+    FLEXC_INLINE auto block(int k) const { return strided(blocks[k]).from(first); }
+    FLEXC_INLINE void prefetch_rows(int, int) const {}
+};
+template <class L> constexpr bool is_kept = false;
+template <int M> constexpr bool is_kept<KeptOperand<M>> = true;
+template <int M, int N>
+FLEXC_INLINE KeptOperand<M> strided(const Kept<bfloat16, M, N>& tile) {
+    return {tile.blocks, 0};
+}
+
 // Broadcast a number to all lanes.
 template <class T, class S>
 FLEXC_INLINE Vector<T> spread(const S* x) {
@@ -151,16 +167,26 @@ FLEXC_INLINE void product_block(O out, L lhs, const T* rhs, int inner) {
             sum[i][v] = Accumulate
                 ? load_vector<lanes<T>>(out.at(i) + v * lanes<T>)
                 : Vector<typename SumOf<T>::type>{};
+    const auto add = [&](auto terms, int count) FLEXC_EACH {
 #pragma GCC unroll 1
-    for (int k = 0; k + depth <= inner; k += depth) {
-        product_step(sum, rhs, [=](int i) { return spread_row<T, R>(lhs, i); });
-        lhs.prefetch_column();
-        lhs.data += depth * lhs.inner;
-        rhs += Pitch;
+        for (int k = 0; k + depth <= count; k += depth) {
+            product_step(sum, rhs, [=](int i) { return spread_row<T, R>(terms, i); });
+            terms.prefetch_column();
+            terms.data += depth * terms.inner;
+            rhs += Pitch;
+        }
+        if constexpr (depth == 2)
+            if (count % 2)
+                product_step(sum, rhs, [=](int i) { return spread_pair(terms.at(i), false); });
+    };
+    if constexpr (is_kept<L>) {
+        for (int k = 0; k * kept_columns < inner; ++k) {
+            const int left = inner - k * kept_columns;
+            add(lhs.block(k), left < kept_columns ? left : kept_columns);
+        }
+    } else {
+        add(lhs, inner);
     }
-    if constexpr (depth == 2)
-        if (inner % 2)
-            product_step(sum, rhs, [=](int i) { return spread_pair(lhs.at(i), false); });
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
@@ -228,7 +254,8 @@ FLEXC_SHARED void Product<Accumulate, R, V, N, T, O, L, Rows>::run(
     constexpr int rest = (N - whole + lanes<T> - 1) / lanes<T>, P = pitch<T>(N);
     for (int j = 0; j < whole; j += width) {
         product_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, rows, inner);
-        lhs.next = {};  // The first panel asks for what all panels read.
+        // The first panel asks for what all panels read.
+        if constexpr (!is_kept<L>) lhs.next = {};
     }
     if constexpr (rest > 0)
         product_panel<Accumulate, R, rest, P>(out.after(whole), lhs, rhs + whole, rows, inner);

@@ -170,51 +170,69 @@ FLEXC_SHARED void LoadTransposed<bfloat16, M, N, S>::run(
     }
 }
 
-// A tile whose blocks of memory stay where they were loaded to, so that later programs
-// of the thread find them: transposing costs as much as a product. Memory that a kernel
-// reads does not change while the kernel runs.
+constexpr int kept_columns = 32;
+
+// A tile that is loaded in blocks of columns. Blocks stay in memory, so that later
+// programs of the thread find them: transposing costs as much as a product. Memory that
+// a kernel reads does not change while the kernel runs.
 template <class T, int M, int N>
-class Kept : public Tile<T, M, N> {
-    struct Block {
+class Kept {
+    static_assert(N % kept_columns == 0, "blocks of columns are whole");
+    using Block = Tile<T, M, kept_columns>;
+    struct Source {
         const void* from;
         int64_t stride;
         int rows, columns;
-        bool has(const Block& b) const {
-            return from == b.from && stride == b.stride && rows == b.rows && columns == b.columns;
+        bool is(const Source& s) const {
+            return from == s.from && stride == s.stride && rows == s.rows && columns == s.columns;
         }
     };
-    static constexpr int block_size = Tile<T, M, N>::size;
-    static constexpr int room = (9 << 18) / (block_size * int(sizeof(T))), most = room > 1 ? room : 1;
-    Block blocks[most];
+    static constexpr int count = N / kept_columns, room = (9 << 18) / (Block::size * int(sizeof(T)));
+    // As many adjacent blocks have different places, as the number is odd.
+    static constexpr int places = (room > count ? room : count) | 1;
+    Source sources[places] = {};
     char* allocation;
-    int count = 0, last = 0;
     uint32_t random = 0;
 
-    void move(int i) {
-        last = i;
-        this->data = reinterpret_cast<T*>(allocation + (-reinterpret_cast<size_t>(allocation) & 63))
-            + size_t(i) * block_size;
+    // Find the place of block i of a tile. Return true if the block is there.
+    bool find(const Source& wanted, int i) {
+        const int64_t row_bytes = wanted.stride * int64_t(sizeof(T));
+        const uint64_t step = row_bytes < 0 ? -row_bytes : row_bytes;
+        const int place = step ? reinterpret_cast<size_t>(wanted.from) / step % places : 0;
+        const bool has = step && sources[place].is(wanted);
+        // Loops over more blocks than there is room for find some of them: a block gives
+        // way every other time. The last places are for what is not kept.
+        random = random * 1664525 + 1013904223;
+        const bool keeps = step && (has || !sources[place].from || random >> 31);
+        if (keeps) sources[place] = wanted;
+        blocks[i] = {memory() + size_t(keeps ? place : places + i) * Block::size};
+        return has;
+    }
+    T* memory() const {
+        return reinterpret_cast<T*>(allocation + (-reinterpret_cast<size_t>(allocation) & 63));
     }
 
 public:
+    Block blocks[count];
+
     Kept() {
-        allocation = static_cast<char*>(__builtin_malloc(size_t(most) * block_size * sizeof(T) + 64));
+        constexpr size_t bytes = size_t(places + count) * Block::size * sizeof(T);
+        allocation = static_cast<char*>(__builtin_malloc(bytes + 64));
         if (!allocation) __builtin_abort();
     }
     ~Kept() { __builtin_free(allocation); }
     Kept(const Kept&) = delete;
 
-    // Move to the block of these elements. Return true if it has them.
-    bool find(const void* from, int64_t stride, int rows, int columns) {
-        const Block wanted{from, stride, rows, columns};
-        if (last + 1 < count && blocks[last + 1].has(wanted)) return move(last + 1), true;
-        for (int i = 0; i < count; ++i)
-            if (blocks[i].has(wanted)) return move(i), true;
-        // Loops over more blocks than there is room for find some of them.
-        random = random * 1664525 + 1013904223;
-        const int i = count < most ? count++ : int((random >> 8) % most);
-        blocks[i] = wanted;
-        return move(i), false;
+    // Load the blocks that have columns within the extent.
+    template <class S>
+    FLEXC_INLINE void load(
+        const S* in, int64_t stride_0, int64_t stride_1, int32_t extent_0, int32_t extent_1) {
+        for (int i = 0, at = 0; i < count && at < extent_1; ++i, at += kept_columns) {
+            const S* from = in + at * stride_1;
+            const int32_t left = extent_1 - at;
+            if (!find({from, stride_1, clip(extent_0, M), clip(left, kept_columns)}, i))
+                flexc::load(blocks[i], from, stride_0, stride_1, extent_0, left);
+        }
     }
 };
 
@@ -222,8 +240,7 @@ template <class T, int M, int N, class S>
 FLEXC_INLINE void load(
     Kept<T, M, N>& out, const S* in, int64_t stride_0, int64_t stride_1,
     int32_t extent_0, int32_t extent_1) {
-    if (!out.find(in, stride_1, clip(extent_0, M), clip(extent_1, N)))
-        load(Tile<T, M, N>(out), in, stride_0, stride_1, extent_0, extent_1);
+    out.load(in, stride_0, stride_1, extent_0, extent_1);
 }
 
 // A vector with one pair, two neighbouring elements of an lhs, in all lanes. `both` is

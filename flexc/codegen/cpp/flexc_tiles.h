@@ -14,6 +14,7 @@
 namespace flexc {
 
 constexpr int tile_rows = 16, tile_depth = 32;
+static_assert(tile_depth == kept_columns, "a step is a block");
 
 #ifdef FLEXC_TILE_INSTRUCTIONS
 
@@ -91,57 +92,93 @@ template <int... I, class F>
 FLEXC_INLINE void each(Lanes<I...>, F f) { (f(fixed<I>), ...); }
 template <int N> using UpTo = typename LanesUpTo<N>::type;
 
-// Compute R x V tile registers of the result in `steps` steps. Four registers hold sums,
-// two rows of lhs and two columns of rhs.
-template <bool Accumulate, int R, int V, int Pitch, class O, class L>
-FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int steps) {
+// Return the terms of step k.
+template <int M>
+FLEXC_INLINE auto step_of(KeptOperand<M> lhs, int k) { return lhs.block(k); }
+template <class S, class Row, class Inner, class Next>
+FLEXC_INLINE auto step_of(Strided<S, Row, Inner, Next> lhs, int k) {
+    lhs.data += k * tile_depth;
+    return lhs;
+}
+
+// Add `tile_depth` terms to R x V tile registers of sums: four registers hold sums, two
+// rows of lhs and two columns of rhs.
+template <int R, int V, int Pitch, class L>
+FLEXC_INLINE void tile_step(L lhs, const bfloat16x2* rhs) {
     static_assert(R * V <= 4 && V <= 2, "there are eight tile registers");
-    const int64_t out_bytes = out.pitch * sizeof(float);
-    const int64_t lhs_bytes = lhs.row * sizeof(bfloat16);
-    each(UpTo<R>{}, [=](auto i) {
-        each(UpTo<V>{}, [=](auto v) {
-            constexpr int sum = int(i) * V + int(v);
-            const auto* from = out.at(i * tile_rows) + v * tile_rows;
-            if constexpr (Accumulate)
-                tile_load<sum>(from, out_bytes);
-            else
-                tile_zero<sum>();
-        });
+    each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+        tile_load<6 + int(v)>(rhs + v * tile_rows, Pitch * sizeof(bfloat16x2));
     });
-#pragma GCC unroll 1
-    for (int k = 0; k < steps; ++k) {
-        each(UpTo<V>{}, [=](auto v) {
-            tile_load<6 + int(v)>(rhs + v * tile_rows, Pitch * sizeof(bfloat16x2));
-        });
-        each(UpTo<R>{}, [=](auto i) {
-            constexpr int row = 4 + int(i) % 2;
-            tile_load<row>(lhs.at(i * tile_rows), lhs_bytes);
-            each(UpTo<V>{}, [=](auto v) { tile_multiply<int(i) * V + int(v), row, 6 + int(v)>(); });
-        });
-        lhs.data += tile_depth;
-        rhs += Pitch * tile_depth / 2;
-    }
-    each(UpTo<R>{}, [=](auto i) {
-        each(UpTo<V>{}, [=](auto v) {
-            tile_store<int(i) * V + int(v)>(out.at(i * tile_rows) + v * tile_rows, out_bytes);
+    each(UpTo<R>{}, [=](auto i) FLEXC_EACH {
+        constexpr int row = 4 + int(i) % 2;
+        tile_load<row>(lhs.at(i * tile_rows), lhs.row * sizeof(bfloat16));
+        each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+            tile_multiply<int(i) * V + int(v), row, 6 + int(v)>();
         });
     });
 }
 
-// An lhs of whole steps: elements beyond the counted terms are 0 up to the next step.
-template <int K>
-struct PaddedOperand : TileOperand<bfloat16, K> {
-    static_assert(K % tile_depth == 0, "the last step is whole");
-};
-template <class L> constexpr bool is_padded = false;
-template <int K> constexpr bool is_padded<PaddedOperand<K>> = true;
-template <int M, int K>
-FLEXC_INLINE auto strided(const Kept<bfloat16, M, K>& tile) {
-    const TileOperand<bfloat16, K> lhs = strided(Tile<bfloat16, M, K>(tile));
-    if constexpr (K % tile_depth == 0)
-        return PaddedOperand<K>{lhs};
-    else
-        return lhs;
+template <bool Accumulate, int R, int V, class O>
+FLEXC_INLINE void start_sums(O out) {
+    each(UpTo<R>{}, [=](auto i) FLEXC_EACH {
+        each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+            constexpr int sum = int(i) * V + int(v);
+            if constexpr (Accumulate)
+                tile_load<sum>(out.at(i * tile_rows) + v * tile_rows, out.pitch * sizeof(float));
+            else
+                tile_zero<sum>();
+        });
+    });
+}
+
+template <int R, int V, class O>
+FLEXC_INLINE void store_sums(O out) {
+    each(UpTo<R>{}, [=](auto i) FLEXC_EACH {
+        each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+            auto* to = out.at(i * tile_rows) + v * tile_rows;
+            tile_store<int(i) * V + int(v)>(to, out.pitch * sizeof(float));
+        });
+    });
+}
+
+// Compute R x V tile registers of the result in `steps` steps.
+template <bool Accumulate, int R, int V, int Pitch, class O, class L>
+FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int steps) {
+    start_sums<Accumulate, R, V>(out);
+#pragma GCC unroll 1
+    for (int k = 0; k < steps; ++k)
+        tile_step<R, V, Pitch>(step_of(lhs, k), rhs + k * (Pitch * tile_depth / 2));
+    store_sums<R, V>(out);
+}
+
+// An rhs of one or two steps stays in registers while all rows are computed: a load of a
+// tile register takes as long as a product if another thread shares the core.
+constexpr int resident_steps = 2;
+
+template <int V, int Pitch>
+FLEXC_INLINE void load_resident(const bfloat16x2* rhs, int steps) {
+    each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
+        each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+            const auto* from = rhs + k * (Pitch * tile_depth / 2) + v * tile_rows;
+            if (k < steps) tile_load<4 + int(k) * V + int(v)>(from, Pitch * sizeof(bfloat16x2));
+        });
+    });
+}
+
+// Compute V tile registers of the result, of an rhs in registers.
+template <bool Accumulate, int V, class O, class L>
+FLEXC_INLINE void tile_row(O out, L lhs, int steps) {
+    start_sums<Accumulate, 1, V>(out);
+    each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
+        const auto terms = step_of(lhs, k);
+        if (k < steps) tile_load<2 + int(k)>(terms.data, terms.row * sizeof(bfloat16));
+    });
+    each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
+        each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+            if (k < steps) tile_multiply<int(v), 2 + int(k), 4 + int(k) * V + int(v)>();
+        });
+    });
+    store_sums<1, V>(out);
 }
 
 // Fill the rest of the last step with zeros, and return the terms of all steps.
@@ -159,17 +196,23 @@ template <bool Accumulate, int R, int V, int Pitch, class O, class L>
 FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int inner) {
     const int steps = inner / tile_depth, done = steps * tile_depth;
     int i = 0;
-    for (; i + R * tile_rows <= rows; i += R * tile_rows)
-        tile_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, steps);
+    const bool is_resident = steps > 0 && steps <= resident_steps;
+    if (is_resident)
+        load_resident<V, Pitch>(rhs, steps);
+    else
+        for (; i + R * tile_rows <= rows; i += R * tile_rows)
+            tile_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, steps);
     for (; i < rows && (Accumulate ? i + tile_rows <= rows : rows >= tile_rows); i += tile_rows) {
-        const int at = Accumulate || i + tile_rows <= rows ? i : rows - tile_rows;
-        tile_block<Accumulate, 1, V, Pitch>(out.from(at), lhs.from(at), rhs, steps);
+        const int at = block_start(i, rows, tile_rows);
+        if (is_resident)
+            tile_row<Accumulate, V>(out.from(at), lhs.from(at), steps);
+        else
+            tile_block<Accumulate, 1, V, Pitch>(out.from(at), lhs.from(at), rhs, steps);
     }
     i = i < rows ? i : rows;
-    const auto after = Strided<bfloat16, decltype(lhs.row), Fixed<1>, Fixed<0>>{
-        lhs.data + done, lhs.row, {}, {}};
     if (done < inner && i > 0)
-        product_rows<true, 8, V, Pitch>(out, after, rhs + done / 2 * Pitch, int32_t(i), inner - done);
+        product_rows<true, 8, V, Pitch>(
+            out, step_of(lhs, steps), rhs + done / 2 * Pitch, int32_t(i), inner - done);
     if (i < rows)
         product_rows<Accumulate, 8, V, Pitch>(out.from(i), lhs.from(i), rhs, int32_t(rows - i), inner);
 }
@@ -184,7 +227,7 @@ FLEXC_SHARED void TileProduct<Accumulate, R, V, N, O, L, Rows>::run(
     O out, L lhs, const bfloat16x2* rhs, Rows rows, int inner) {
     constexpr int P = pitch<float>(N), width = V * tile_rows, whole = N / width * width;
     // Rows of pairs beyond the counted terms are unspecified, so that they may change.
-    if constexpr (is_padded<L>) inner = pad_pairs<P>(const_cast<bfloat16x2*>(rhs), inner);
+    if constexpr (is_kept<L>) inner = pad_pairs<P>(const_cast<bfloat16x2*>(rhs), inner);
     for (int j = 0; j < whole; j += width)
         tile_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, int(rows), inner);
     if constexpr (whole < N)
@@ -214,23 +257,26 @@ FLEXC_INLINE void add_tile_product(
         {out, stride}, lhs, rhs.data, rows, inner);
 }
 
-// A product that is computed a step at a time: each adds `tile_depth` terms to a block of
-// R x V tile registers. A map takes these steps between its rows, so that both units work.
-template <int R, int V, int N, class L>
+// A product that is computed a step at a time. A map takes these steps between its rows,
+// so that both units work. The sum is over `Depth` times `tile_depth` terms. A step
+// computes a row of tile registers if the rhs stays in registers. Otherwise it adds
+// `tile_depth` terms to a block of R x V tile registers.
+template <int R, int V, int N, int Depth, class L>
 class TileSteps {
-    static constexpr int height = R * tile_rows, width = V * tile_rows, P = pitch<float>(N);
+    static constexpr bool is_resident = Depth <= resident_steps;
+    static constexpr int height = (is_resident ? 1 : R) * tile_rows, width = V * tile_rows;
+    static constexpr int P = pitch<float>(N), parts = is_resident ? 1 : Depth;
     static_assert(N % width == 0, "blocks of columns are whole");
     TileResult<float, N> out;
     L lhs;
     const bfloat16x2* rhs;
-    int rows, depth, i = 0, j = 0, k = 0;
+    int rows, i = 0, j = 0, k = 0;
     int left = 0, shares = 1, due = 0, each_share = 0;
 
 public:
-    FLEXC_INLINE TileSteps(
-        TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows, int inner)
-        : out(out), lhs(lhs), rhs(rhs), rows(rows), depth(inner / tile_depth) {
-        left = depth * ((rows + height - 1) / height) * (N / width);
+    FLEXC_INLINE TileSteps(TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows)
+        : out(out), lhs(lhs), rhs(rhs), rows(rows) {
+        left = parts * ((rows + height - 1) / height) * (N / width);
     }
     // Prepare for this number of shares.
     FLEXC_INLINE void spread(int times) {
@@ -250,29 +296,18 @@ public:
 private:
     FLEXC_INLINE void step() {
         // The last block overlaps the one before.
-        const int at = i + height <= rows ? i : rows - height;
+        const int at = block_start(i, rows, height);
         const auto to = out.from(at).after(j);
-        const int64_t out_bytes = out.pitch * sizeof(float), lhs_bytes = lhs.row * sizeof(bfloat16);
-        if (k == 0) each(UpTo<R * V>{}, [](auto sum) { tile_zero<int(sum)>(); });
-        const bfloat16x2* right = rhs + k * (P * tile_depth / 2) + j;
-        const auto* first = lhs.at(at) + k * tile_depth;
-        each(UpTo<V>{}, [&](auto v) FLEXC_EACH {
-            tile_load<6 + int(v)>(right + v * tile_rows, P * sizeof(bfloat16x2));
-        });
-        each(UpTo<R>{}, [&](auto r) FLEXC_EACH {
-            constexpr int row = 4 + int(r) % 2;
-            tile_load<row>(first + r * tile_rows * lhs.row, lhs_bytes);
-            each(UpTo<V>{}, [&](auto v) FLEXC_EACH {
-                tile_multiply<int(r) * V + int(v), row, 6 + int(v)>();
-            });
-        });
+        if constexpr (is_resident) {
+            if (i == 0) load_resident<V, P>(rhs + j, Depth);
+            tile_row<false, V>(to, lhs.from(at), Depth);
+        } else {
+            if (k == 0) start_sums<false, R, V>(to);
+            tile_step<R, V, P>(step_of(lhs.from(at), k), rhs + k * (P * tile_depth / 2) + j);
+        }
         --left;
-        if (++k < depth) return;
-        each(UpTo<R>{}, [&](auto r) FLEXC_EACH {
-            each(UpTo<V>{}, [&](auto v) FLEXC_EACH {
-                tile_store<int(r) * V + int(v)>(to.at(r * tile_rows) + v * tile_rows, out_bytes);
-            });
-        });
+        if (++k < parts) return;
+        if constexpr (!is_resident) store_sums<R, V>(to);
         k = 0;
         if ((i += height) < rows) return;
         i = 0;
@@ -281,12 +316,13 @@ private:
 };
 
 template <int R, int V, int M, int N, int K, class L, class Rows>
-FLEXC_INLINE TileSteps<R, V, N, L> tile_steps(
+FLEXC_INLINE TileSteps<R, V, N, 2 * K / tile_depth, L> tile_steps(
     Tile<float, M, N> out, L lhs, Tile<bfloat16x2, K, N> rhs, Rows rows, int32_t inner) {
+    static_assert(2 * K % tile_depth == 0, "all terms are multiplied");
     // Fewer rows than a block are multiplied at once.
     const bool has_blocks = rows >= R * tile_rows;
     if (!has_blocks && rows > 0) tile_product<R, V>(out, lhs, rhs, rows, inner);
-    return {result(out), lhs, rhs.data, has_blocks ? int(rows) : 0, inner};
+    return {result(out), lhs, rhs.data, has_blocks ? int(rows) : 0};
 }
 
 }  // namespace flexc

@@ -89,7 +89,10 @@ def _transposed(
     is_narrow = _element(value.type) in _NARROW and not loads_pairs
     if is_narrow or not _may_transpose(strides):
         return None
-    return _instance(name, *parameters(value.type), _element(memory.type))
+    element, rows, columns = parameters(value.type)
+    if value.type.get_layout() == KeptAttr():
+        columns = tile.TILE_DEPTH
+    return _instance(name, element, rows, columns, _element(memory.type))
 
 
 def _product(
@@ -129,10 +132,9 @@ def _left_operand(op: tile.RegisterProductOp) -> str:
 
 
 def _tile_operand(value: SSAValue) -> str:
-    columns = tile.shape_of(value.type)[1]
-    is_kept = tile.layout_of(value.type) == KeptAttr()
-    if is_kept and columns % tile.TILE_DEPTH == 0:
-        return _instance("PaddedOperand", columns)
+    rows, columns = tile.shape_of(value.type)
+    if tile.layout_of(value.type) == KeptAttr():
+        return _instance("KeptOperand", rows)
     return _instance("TileOperand", _element(value.type), columns)
 
 

@@ -119,7 +119,8 @@ class PairsAttr(ParametrizedAttribute):
 class KeptAttr(ParametrizedAttribute):
     """`#tile.kept`: the layout of loads that a CPU's thread keeps for later programs.
 
-    Elements lie as without a layout. A load of a block that is still kept is free.
+    Each block of `TILE_DEPTH` columns has a place of its own. A load of a block that is
+    still kept is free.
     """
 
     name = "tile.kept"

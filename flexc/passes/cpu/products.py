@@ -217,6 +217,7 @@ def is_kept(op: tile.DotOp) -> bool:
     load = op.lhs.owner
     return (
         isinstance(load, tile.LoadStridedOp)
+        and shape_of(load.result.type)[1] % tile.TILE_DEPTH == 0
         and tile.is_packed(op.rhs.type)
         and isinstance(load.tensor.owner, Block)
         and int_constant(load.strides[0]) == 1

@@ -43,6 +43,9 @@ FEW_ROWS = 16
 FEW_ROWS_COLUMNS = 256
 """The columns of a tile with few rows: no keys and values are reused from a cache."""
 
+KEPT_COLUMNS = 32
+"""The columns of a block of transposed values that a thread keeps."""
+
 PLANNED_BLOCK = 32, 64
 """The least rows of a planned block, and its columns.
 
@@ -139,6 +142,7 @@ class CppTarget(Target):
                 max(32, shape.bits),
                 widest,
                 shape.sparse_block,
+                is_packed=self.packs(shape.bits, options),
                 rows=shape.rows,
                 panels=1 if shape.short_rows else panels_for(widest),
                 most_rows=options.program_rows,
@@ -155,8 +159,13 @@ class CppTarget(Target):
                 max(*shape.rows, *shape.columns),
                 shape.sparse_block,
                 shape.sums_columns,
+                is_packed=self.packs(shape.bits, options),
             )
         return fitted([TileSizes(64, 64)], shape.sparse_block, divisor, lambda _: True)
+
+    def packs(self, bits: int, options: SizeOptions) -> bool:
+        """Return True if the machine packs operands of elements of so many bits."""
+        return bits == 16 and MACHINES[options.machine].packed is not None
 
     def planned_block(self, tile: TileSizes, is_given: bool) -> Block:
         rows, columns = PLANNED_BLOCK
@@ -204,6 +213,7 @@ def panel_sizes(
     widest: int,
     sparse_block: tuple[int, int] | None = None,
     sums_columns: bool = False,
+    is_packed: bool = False,
     rows: int | None = None,
     panels: int = 1,
     most_rows: int | None = None,
@@ -213,8 +223,9 @@ def panel_sizes(
     `bits` is the width of the computed elements, `widest` the largest head dim and
     `rows` the number of all rows, if known. No panel lies beyond `most_rows`. Rows
     divide the blocks of a table. Columns need not divide them, as iterations are
-    trimmed. A program that `sums_columns` reads and writes these sums for each tile, so
-    that tiles with more rows are faster.
+    trimmed; those of packed products find blocks that other programs of a thread kept.
+    A program that `sums_columns` reads and writes these sums for each tile, so that
+    tiles with more rows are faster.
     """
     panel = MACHINES[machine].panel(bits)
     if most_rows is not None:
@@ -226,9 +237,10 @@ def panel_sizes(
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)
     if rows is not None and rows <= FEW_ROWS:
-        panel, columns = rows, FEW_ROWS_COLUMNS
+        panel, columns, is_packed = rows, FEW_ROWS_COLUMNS, False
     if sparse_block is None:
-        return TileSizes(panel, columns)
+        aligned = KEPT_COLUMNS if is_packed else 1
+        return TileSizes(panel, columns, aligned_columns=aligned)
     sparse_m, sparse_n = sparse_block
     if sparse_m % panel:
         panel = divisor(panel, sparse_m)

@@ -59,6 +59,7 @@ class TileSizes:
     """The tile of a program and, for a GPU, its warps and stages.
 
     `residents` is the number of programs that share the registers of a multiprocessor.
+    Trimmed segments begin at multiples of `aligned_columns` if they move with the rows.
     """
 
     block_m: int
@@ -66,6 +67,7 @@ class TileSizes:
     num_warps: int = 0
     num_stages: int = 0
     residents: int = 1
+    aligned_columns: int = 1
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def test_machine_that_is_asked_for(
         assert file_name("f", SPEC.source, find_compiler()) != plain_name
         (library,) = tmp_path.glob("*.so")
         code = subprocess.run(["objdump", "-d", library], capture_output=True)
-        wide = {"avx2": b"zmm", "avx512": b"bf16ps"}.get(machine, b"ymm")
+        wider = {"avx512_bf16": b"tdpbf16ps", "avx512": b"bf16ps", "avx2": b"zmm"}
+        wide = wider.get(machine, b"ymm")
         assert wide not in code.stdout
 
 

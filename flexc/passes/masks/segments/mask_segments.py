@@ -9,7 +9,8 @@ one mixed segment visits them in order. A loop then keeps fewer numbers.
 
 Trimmed segments have blocks of one column, and visit several columns in an iteration.
 An interval of columns takes ceil(columns / step) iterations. The last one visits the
-rest.
+rest. Intervals may be aligned where their ends move with the rows, so that iterations
+of several programs visit the same columns.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class MaskSegments:
     block_n: int
     step: int | None = None
     """The maximum number of columns of an iteration, if segments are trimmed."""
+    aligned: int = 1
+    """Trimmed intervals whose ends move with the rows end at multiples of this."""
     in_order: bool = False
     """True if one loop may visit partial and full blocks in their order."""
 
@@ -272,7 +275,7 @@ class MaskSegments:
         def written(number: SSAValue, lengths: Lengths) -> RangeCode:
             known = outside | {mask_args[0]: number}
             terms = TermCode(code, self.problem.facts, known)
-            return RangeCode(terms, lengths, self.block_n)
+            return RangeCode(terms, lengths, self.block_n, self.aligned)
 
         packed = self.problem.packed
         if packed is None:

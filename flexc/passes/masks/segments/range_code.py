@@ -29,6 +29,7 @@ from flexc.passes.masks.bounds.terms import (
     Sum,
     Symbol,
     Term,
+    direction,
 )
 from flexc.passes.scalar.formula import Leaf
 from flexc.passes.scalar.ranges.intervals import full
@@ -215,13 +216,20 @@ class Lengths:
 
 
 class RangeCode:
-    """A writer of ranges of keys as intervals of blocks."""
+    """A writer of ranges of keys as intervals of blocks.
 
-    def __init__(self, terms: TermCode, lengths: Lengths, block_n: int):
+    Intervals of blocks of one key end at multiples of `aligned` keys where their ends
+    move with the rows.
+    """
+
+    def __init__(
+        self, terms: TermCode, lengths: Lengths, block_n: int, aligned: int = 1
+    ):
         self.terms = terms
         self.code = terms.code
         self.lengths = lengths
         self.block_n = block_n
+        self.aligned = aligned
 
     def live_intervals(self, ranges: Sequence[KeyRange]) -> list[BlockInterval]:
         """Return ascending disjoint intervals of the blocks that live ranges meet."""
@@ -328,7 +336,7 @@ class RangeCode:
         """Return the end of the interval of a range that starts at the first key."""
         _, high = self._ends(keys)
         assert high is not None
-        return self._blocks_of(high)
+        return self._up(self._blocks_of(high), keys.highs)
 
     def _blocks_of(self, high: SSAValue) -> SSAValue:
         """Return the number of blocks that contain the keys up to `high` >= -1."""
@@ -342,7 +350,7 @@ class RangeCode:
         """Return the begin of the interval of a range that ends at the last key."""
         low, _ = self._ends(keys)
         assert low is not None
-        return self._begin_at(low)
+        return self._down(self._begin_at(low), keys.lows)
 
     def _begin_at(self, low: SSAValue) -> SSAValue:
         """Return the block that contains a key, or the end of the last block."""
@@ -365,9 +373,29 @@ class RangeCode:
         assert high is not None
         code, zero = self.code, self.code.const(0)
         some = code.cmp("sle", low, high)
-        begin = self._block_of(low)
-        end = code.select(some, self._blocks_of(high), zero)
+        begin = self._down(self._block_of(low), keys.lows)
+        end = self._up(self._blocks_of(high), keys.highs)
+        end = code.select(some, end, zero)
         return code.select(some, begin, zero), end
+
+    def _down(self, begin: SSAValue, ends: Sequence[End]) -> SSAValue:
+        """Align the begin of an interval down, unless it is the end of all keys."""
+        if not self._aligns(ends):
+            return begin
+        code, size = self.code, self.code.const(self.aligned)
+        none = code.cmp("sge", begin, self.lengths.kv_len)
+        return code.select(none, begin, code.mul(code.div(begin, size), size))
+
+    def _up(self, end: SSAValue, ends: Sequence[End]) -> SSAValue:
+        """Align the end of an interval up, at most to the end of all keys."""
+        if not self._aligns(ends):
+            return end
+        code, size = self.code, self.code.const(self.aligned)
+        end = code.mul(code.ceildiv(end, self.aligned), size)
+        return code.min(end, self.lengths.kv_len)
+
+    def _aligns(self, ends: Sequence[End]) -> bool:
+        return self.aligned > 1 and any(direction(end.term) for end in ends)
 
     def _ends(self, keys: KeyRange) -> tuple[SSAValue | None, SSAValue | None]:
         """Return the first and the last key as i32, or None where a range has no end.

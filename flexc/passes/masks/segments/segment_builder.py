@@ -7,8 +7,9 @@
 3. Other masks become a partial segment over the whole blocks (a full segment if there
    is no mask), and a partial segment over the incomplete block.
 
-Trimmed segments are exact to a column: their bounds are those of blocks of one column,
-and an iteration visits up to block_n columns. They have no incomplete block.
+Trimmed segments are exact to a column, or to a few that a target aligns: their bounds
+are those of blocks of one column, and an iteration visits up to block_n columns. They
+have no incomplete block.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def build_segments(
         return kind(problem, sizes.block_n).segments(mask)
     if trimmed:
         ranges, step = ranges_of(problem, sizes), sizes.block_n
-        return MaskSegments(problem, ranges, sizes.block_m, 1, step).segments()
+        block, aligned = (sizes.block_m, 1), sizes.aligned_columns
+        return MaskSegments(problem, ranges, *block, step, aligned).segments()
     if mask is not None:
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
