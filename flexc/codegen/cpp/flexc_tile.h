@@ -103,31 +103,33 @@ struct Sum {
     template <class T> static constexpr T identity = 0;
 };
 
-template <class Kind, class T>
-FLEXC_INLINE T combine_lanes(Vector<T> v) {
-    T part[lanes<T>];
-    __builtin_memcpy(part, &v, sizeof(v));
-#pragma GCC unroll 4
-    for (int width = lanes<T> / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i)
-            part[i] = Kind::template combine<T>(part[i], part[i + width]);
-    return part[0];
+template <class Kind, class T, int L>
+FLEXC_INLINE T combine_lanes(Vec<T, L> v) {
+    Vec<T, L / 2> half[2];
+    __builtin_memcpy(half, &v, sizeof(v));
+    if constexpr (L == 2)
+        return Kind::template combine<T>(half[0][0], half[1][0]);
+    else
+        return combine_lanes<Kind, T, L / 2>(Kind::combine(half[0], half[1]));
 }
+
+// The lanes of the widest vector with at most N.
+template <class T, int N, int L = lanes<T>>
+constexpr int lanes_within = L <= N ? L : lanes_within<T, N, L / 2>;
+template <class T, int N> constexpr int lanes_within<T, N, 1> = 1;
 
 // Reduce one row to one number.
 template <class Kind, int N, class T>
 FLEXC_INLINE T reduce_row(const T* row) {
-    constexpr int whole = N / lanes<T>;
+    constexpr int L = lanes_within<T, N>, whole = L > 1 ? N / L : 0;
     T result = Kind::template identity<T>;
-    if (whole > 0) {
-        Vector<T> v = load_vector<lanes<T>>(row);
+    if constexpr (whole > 0) {
+        Vec<T, L> v = load_vector<L>(row);
 #pragma GCC unroll 4
-        for (int i = 1; i < whole; ++i)
-            v = Kind::combine(v, load_vector<lanes<T>>(row + i * lanes<T>));
-        result = combine_lanes<Kind, T>(v);
+        for (int i = 1; i < whole; ++i) v = Kind::combine(v, load_vector<L>(row + i * L));
+        result = combine_lanes<Kind, T, L>(v);
     }
-    for (int j = whole * lanes<T>; j < N; ++j)
-        result = Kind::template combine<T>(result, row[j]);
+    for (int j = whole * L; j < N; ++j) result = Kind::template combine<T>(result, row[j]);
     return result;
 }
 
@@ -150,7 +152,7 @@ FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in, int count) {
             for (; j + L <= count; j += L) v = Kind::combine(v, load_vector<L>(in[i] + j));
             const auto inside = mask(lane_numbers<int32_t, L>() < count - j);
             if (j < count) v = Kind::combine(v, select(inside, load_vector<L>(in[i] + j), none));
-            result = combine_lanes<Kind, T>(v);
+            result = combine_lanes<Kind, T, L>(v);
         } else {
             for (int j = 0; j < count; ++j) result = Kind::combine(result, in[i][j]);
         }
