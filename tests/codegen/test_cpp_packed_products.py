@@ -259,7 +259,8 @@ FLEXC_KERNEL void kept(
         for (int row = 0; row < 16; ++row)
             for (int block = 0; block < 2 && block * 32 < count[i]; ++block)
                 __builtin_memcpy(
-                    out + (i * 16 + row) * 64 + block * 32, tile.blocks[block][row], 64);
+                    out + (i * 16 + row) * 64 + block * 32,
+                    tile.blocks[block][row], 64);
     }
 }
 """
