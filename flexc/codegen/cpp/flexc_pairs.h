@@ -200,8 +200,8 @@ class Kept {
         const uint64_t step = row_bytes < 0 ? -row_bytes : row_bytes;
         const int place = step ? reinterpret_cast<size_t>(wanted.from) / step % places : 0;
         const bool has = step && sources[place].is(wanted);
-        // Loops over more blocks than there is room for find some of them: a block gives
-        // way every other time. The last places are for what is not kept.
+        // A block gives way about every other time, so that loops over more blocks than
+        // there is room for find some of them. The last places are for the others.
         random = random * 1664525 + 1013904223;
         const bool keeps = step && (has || !sources[place].from || random >> 31);
         if (keeps) sources[place] = wanted;

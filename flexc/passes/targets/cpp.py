@@ -44,7 +44,7 @@ FEW_ROWS_COLUMNS = 256
 """The columns of a tile with few rows: no keys and values are reused from a cache."""
 
 KEPT_COLUMNS = 32
-"""The columns of a block of transposed values that a thread keeps."""
+"""The columns of a block of transposed values that a thread keeps: `TILE_DEPTH`."""
 
 PLANNED_BLOCK = 32, 64
 """The least rows of a planned block, and its columns.
@@ -164,7 +164,10 @@ class CppTarget(Target):
         return fitted([TileSizes(64, 64)], shape.sparse_block, divisor, lambda _: True)
 
     def packs(self, bits: int, options: SizeOptions) -> bool:
-        """Return True if the machine packs operands of elements of so many bits."""
+        """Return True if the machine may pack operands of elements of this width.
+
+        It packs only one type of 16 bits. The other type loses little by aligned bounds.
+        """
         return bits == 16 and MACHINES[options.machine].packed is not None
 
     def planned_block(self, tile: TileSizes, is_given: bool) -> Block:

@@ -8,7 +8,6 @@
 
 // CHECK-LABEL: @causal
 // CHECK: blocksparse.segment partial {inside} bounds(
-// CHECK: %[[END:.*]] = arith.minsi %{{.*}}, %kv_len : i32
 // CHECK: %[[NONE:.*]] = arith.cmpi sge, %[[FIRST:.*]], %kv_len : i32
 // CHECK: %[[BLOCK:.*]] = arith.shrsi %[[FIRST]], %{{.*}} : i32
 // CHECK: %[[ALIGNED:.*]] = arith.muli %[[BLOCK]], %{{.*}} : i32
