@@ -166,7 +166,7 @@ class CppTarget(Target):
     def packs(self, bits: int, options: SizeOptions) -> bool:
         """Return True if the machine may pack operands of elements of this width.
 
-        It packs only one type of 16 bits. The other type loses little by aligned bounds.
+        Only bf16 is packed; fp16 has aligned bounds too, which it does not need.
         """
         return bits == 16 and MACHINES[options.machine].packed is not None
 
