@@ -19,11 +19,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 from unittest.mock import patch
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
+from torch._subclasses import fake_tensor
 from torch.fx import GraphModule
 from torch.fx.experimental import symbolic_shapes
 from torch.nn.attention import flex_attention as torch_flex
@@ -90,9 +92,7 @@ class Kind:
         counters["functions traced"] += 1
         for places in self._attempts(state):
             try:
-                # A failed trace with symbols is not an error, so torch must not log it.
-                quiet = patch.object(symbolic_shapes.log, "disabled", bool(places))
-                with quiet:
+                with _without_logs(bool(places)):
                     found = trace_function(state, choices, places)
             except Exception:
                 # Python code may need a real number. Any other error occurs again
@@ -116,6 +116,16 @@ class Kind:
             if places and not refused:
                 yield places
         yield STATIC
+
+
+@contextmanager
+def _without_logs(is_symbolic: bool) -> Iterator[None]:
+    """Let torch log nothing: a trace with symbols that fails is not an error."""
+    with (
+        patch.object(symbolic_shapes.log, "disabled", is_symbolic),
+        patch.object(fake_tensor.log, "disabled", is_symbolic),
+    ):
+        yield
 
 
 F = TypeVar("F", bound=Callable[..., Any])

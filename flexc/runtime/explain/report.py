@@ -272,7 +272,8 @@ def title_of(subject: Subject) -> str:
     batch, heads, q_len, kv_len = subject.sizes
     call = subject.call
     score_mod, mask_mod = call.signature.mods
-    names = [name_of(mod) for mod in (mask_mod, score_mod) if mod is not None]
+    mods = (mask_mod, "mask"), (score_mod, "score")
+    names = [name_of(mod, kind) for mod, kind in mods if mod is not None]
     dtype = str(call.query.dtype).removeprefix("torch.")
     machine = f" for {host_machine()}" if call.computed_by.for_cpu else ""
     return (
@@ -328,12 +329,12 @@ def captured_by(subject: Subject) -> dict[str, str]:
     }
 
 
-def name_of(mod: Any) -> str:
-    """Return the name of a mod."""
+def name_of(mod: Any, kind: str) -> str:
+    """Return the name of a mod, its kind if it has none."""
     name = getattr(mod, "__name__", None) or getattr(
         getattr(mod, "func", None), "__name__", type(mod).__name__
     )
-    return "mask" if name == "<lambda>" else name
+    return kind if name == "<lambda>" else name
 
 
 def _wrapped(head: str, text: str) -> Iterator[str]:

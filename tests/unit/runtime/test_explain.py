@@ -305,6 +305,12 @@ def test_a_gpu_that_is_not_here() -> None:
     assert found.title.endswith("bfloat16, head dim 128, triton")
 
 
+def test_mods_without_names_are_named_by_kind() -> None:
+    options: Any = {"device": "cpu", "score_mod": lambda s, b, h, i, j: s + j}
+    found = flexc.explain(causal, 1, 1, 40, 40, **options)
+    assert found.title.startswith("causal with score: 40 queries")
+
+
 def test_sizes_by_position_and_by_name() -> None:
     by_place = flexc.explain(causal, None, 3, 200, 100, device="cpu")
     assert by_place.classes.shape == (1, 3, -(-200 // TILE[0]), 2)
