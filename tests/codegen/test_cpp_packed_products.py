@@ -146,8 +146,8 @@ def beside_maps(mask: str = "", dims: tuple[int, int] = (64, 32)) -> KernelSpec:
 
 @pytest.mark.parametrize(
     ("mask", "dims"),
-    [("", (64, 32)), (CAUSAL, (64, 32)), (CAUSAL, (128, 128))],
-    ids=["dense-64", "causal-64", "causal-128"],
+    [("", (64, 32)), ("", (72, 24)), (CAUSAL, (40, 32)), (CAUSAL, (128, 128))],
+    ids=["dense-64", "dense-72", "causal-40", "causal-128"],
 )
 def test_products_beside_maps(mask: str, dims: tuple[int, int]) -> None:
     """Scores are level, or grow so that each block replaces the maxima."""
@@ -176,10 +176,11 @@ def test_products_beside_maps(mask: str, dims: tuple[int, int]) -> None:
         assert (out.double() - right).norm() <= 3e-3 * right.norm()
 
 
-def test_infinite_scores_beside_maps() -> None:
+@pytest.mark.parametrize("head_dim", [64, 72])
+def test_infinite_scores_beside_maps(head_dim: int) -> None:
     """A row with an infinite or undefined score is NaN, and -inf has no weight."""
-    spec = beside_maps()
-    q, k = torch.randn(1, 1, 4, 64).bfloat16(), torch.randn(1, 1, 300, 64).bfloat16()
+    spec = beside_maps(dims=(head_dim, 32))
+    q, k = (torch.randn(1, 1, length, head_dim).bfloat16() for length in (4, 300))
     v = torch.randn(1, 1, 300, 32).bfloat16()
     q[0, 0, :, 0] = torch.tensor([0.5, 1.0, -1.0, torch.nan])
     for at in (0, 5, 150, 299):

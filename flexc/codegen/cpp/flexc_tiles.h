@@ -15,6 +15,7 @@ namespace flexc {
 
 constexpr int tile_rows = 16, tile_depth = 32;
 static_assert(tile_depth == kept_columns, "a step is a block");
+static_assert(tile_rows == room_rows, "buffers have room for whole tile registers");
 
 #ifdef FLEXC_TILE_INSTRUCTIONS
 
@@ -92,14 +93,51 @@ template <int... I, class F>
 FLEXC_INLINE void each(Lanes<I...>, F f) { (f(fixed<I>), ...); }
 template <int N> using UpTo = typename LanesUpTo<N>::type;
 
-// Return the terms of step k.
-template <int M>
-FLEXC_INLINE auto step_of(KeptOperand<M> lhs, int k) { return lhs.block(k); }
-template <class S, class Row, class Inner, class Next>
-FLEXC_INLINE auto step_of(Strided<S, Row, Inner, Next> lhs, int k) {
-    lhs.data += k * tile_depth;
-    return lhs;
+FLEXC_INLINE constexpr int steps_of(int inner) { return (inner + tile_depth - 1) / tile_depth; }
+
+// Return `count` elements, with zeros after them. No others are read.
+FLEXC_INLINE Vec<uint16_t, tile_depth> load_some(const bfloat16* from, int count) {
+#if defined(__AVX512BW__) && FLEXC_VECTOR_BYTES == 64
+    typedef short Shorts __attribute__((vector_size(64)));
+    const auto* shorts = reinterpret_cast<const short*>(from);
+    const auto loaded = __builtin_ia32_loaddquhi512_mask(shorts, Shorts{}, (1u << count) - 1);
+    return __builtin_bit_cast(Vec<uint16_t, tile_depth>, loaded);
+#else
+    Vec<uint16_t, tile_depth> found{};
+    __builtin_memcpy(&found, from, count * sizeof(bfloat16));
+    return found;
+#endif
 }
+
+// An lhs in blocks of `tile_depth` terms. Terms that fill no block are copied, with zeros
+// after them.
+template <class L>
+struct WholeBlocks {
+    L lhs;
+    const uint16_t* last;
+    int inner;
+    FLEXC_INLINE WholeBlocks from(int i) const { return {lhs.from(i), last + i * tile_depth, inner}; }
+    FLEXC_INLINE Strided<bfloat16, int64_t, Fixed<1>, Fixed<0>> block(int k) const {
+        const int at = k * tile_depth;
+        if (at + tile_depth <= inner) return {lhs.data + at, lhs.row};
+        return {reinterpret_cast<const bfloat16*>(last), tile_depth};
+    }
+};
+
+// The last terms of the product that is being computed. All rows are copied before the
+// first is read: to load a tile right after its rows were stored takes far longer.
+constexpr int most_rows = 128;
+alignas(64) inline thread_local uint16_t last_terms[most_rows * tile_depth];
+
+template <class L>
+FLEXC_INLINE WholeBlocks<L> whole_blocks(L lhs, int rows, int inner) {
+    const int whole = inner / tile_depth * tile_depth;
+    for (int i = 0; whole < inner && i < rows; ++i)
+        store_vector(last_terms + i * tile_depth, load_some(lhs.at(i) + whole, inner - whole));
+    return {lhs, last_terms, inner};
+}
+template <int M>
+FLEXC_INLINE KeptOperand<M> whole_blocks(KeptOperand<M> lhs, int, int) { return lhs; }
 
 // Add `tile_depth` terms to R x V tile registers of sums: four registers hold sums, two
 // rows of lhs and two columns of rhs.
@@ -147,7 +185,7 @@ FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int steps) {
     start_sums<Accumulate, R, V>(out);
 #pragma GCC unroll 1
     for (int k = 0; k < steps; ++k)
-        tile_step<R, V, Pitch>(step_of(lhs, k), rhs + k * (Pitch * tile_depth / 2));
+        tile_step<R, V, Pitch>(lhs.block(k), rhs + k * (Pitch * tile_depth / 2));
     store_sums<R, V>(out);
 }
 
@@ -170,7 +208,7 @@ template <bool Accumulate, int V, class O, class L>
 FLEXC_INLINE void tile_row(O out, L lhs, int steps) {
     start_sums<Accumulate, 1, V>(out);
     each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
-        const auto terms = step_of(lhs, k);
+        const auto terms = lhs.block(k);
         if (k < steps) tile_load<2 + int(k)>(terms.data, terms.row * sizeof(bfloat16));
     });
     each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
@@ -181,40 +219,47 @@ FLEXC_INLINE void tile_row(O out, L lhs, int steps) {
     store_sums<1, V>(out);
 }
 
-// Fill the rest of the last step with zeros, and return the terms of all steps.
+// Fill the rest of the last step with zeros. Rows of pairs beyond the counted terms are
+// unspecified, so that they may change.
 template <int Pitch>
-FLEXC_INLINE int pad_pairs(bfloat16x2* rhs, int inner) {
-    const int end = (inner + tile_depth - 1) / tile_depth * tile_depth;
-    for (int k = (inner + 1) / 2; k < end / 2; ++k)
-        __builtin_memset(rhs + k * Pitch, 0, Pitch * sizeof(bfloat16x2));
-    return end;
+FLEXC_INLINE void pad_pairs(const bfloat16x2* rhs, int inner) {
+    auto* const rows = const_cast<bfloat16x2*>(rhs);
+    for (int k = (inner + 1) / 2; k < steps_of(inner) * tile_depth / 2; ++k)
+        __builtin_memset(rows + k * Pitch, 0, Pitch * sizeof(bfloat16x2));
 }
 
-// Compute all rows of V columns of tile registers. A block of rows that is left overlaps
-// the one before, unless it adds.
+// True if rows beyond the last may be read and written: those of buffers.
+template <class T> constexpr bool has_room = false;
+template <int64_t P> constexpr bool has_room<Result<float, Fixed<P>>> = true;
+template <int M> constexpr bool has_room<KeptOperand<M>> = true;
+template <int64_t P>
+constexpr bool has_room<Strided<bfloat16, Fixed<P>, Fixed<1>, Fixed<0>>> = true;
+
+// Compute up to `most_rows` rows of V columns of tile registers. A block of rows that is
+// left overlaps the one before, unless it adds.
 template <bool Accumulate, int R, int V, int Pitch, class O, class L>
 FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int inner) {
-    const int steps = inner / tile_depth, done = steps * tile_depth;
+    if constexpr (has_room<O> && has_room<L>)
+        rows = (rows + tile_rows - 1) / tile_rows * tile_rows;
+    const int steps = steps_of(inner);
+    const auto whole = whole_blocks(lhs, rows, inner);
     int i = 0;
-    const bool is_resident = steps > 0 && steps <= resident_steps;
+    const bool is_resident = steps <= resident_steps;
     if (is_resident)
         load_resident<V, Pitch>(rhs, steps);
     else
         for (; i + R * tile_rows <= rows; i += R * tile_rows)
-            tile_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, steps);
+            tile_block<Accumulate, R, V, Pitch>(out.from(i), whole.from(i), rhs, steps);
     for (; i < rows && (Accumulate ? i + tile_rows <= rows : rows >= tile_rows); i += tile_rows) {
         const int at = block_start(i, rows, tile_rows);
         if (is_resident)
-            tile_row<Accumulate, V>(out.from(at), lhs.from(at), steps);
+            tile_row<Accumulate, V>(out.from(at), whole.from(at), steps);
         else
-            tile_block<Accumulate, 1, V, Pitch>(out.from(at), lhs.from(at), rhs, steps);
+            tile_block<Accumulate, 1, V, Pitch>(out.from(at), whole.from(at), rhs, steps);
     }
-    i = i < rows ? i : rows;
-    if (done < inner && i > 0)
-        product_rows<true, 8, V, Pitch>(
-            out, step_of(lhs, steps), rhs + done / 2 * Pitch, int32_t(i), inner - done);
     if (i < rows)
-        product_rows<Accumulate, 8, V, Pitch>(out.from(i), lhs.from(i), rhs, int32_t(rows - i), inner);
+        product_rows<Accumulate, 8, V, Pitch>(
+            out.from(i), lhs.from(i), rhs, int32_t(rows - i), inner);
 }
 
 // As `Product`, of pairs, on the matrix unit.
@@ -226,13 +271,17 @@ template <bool Accumulate, int R, int V, int N, class O, class L, class Rows>
 FLEXC_SHARED void TileProduct<Accumulate, R, V, N, O, L, Rows>::run(
     O out, L lhs, const bfloat16x2* rhs, Rows rows, int inner) {
     constexpr int P = pitch<float>(N), width = V * tile_rows, whole = N / width * width;
-    // Rows of pairs beyond the counted terms are unspecified, so that they may change.
-    if constexpr (is_kept<L>) inner = pad_pairs<P>(const_cast<bfloat16x2*>(rhs), inner);
-    for (int j = 0; j < whole; j += width)
-        tile_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, int(rows), inner);
-    if constexpr (whole < N)
-        tile_panel<Accumulate, R, (N - whole + tile_rows - 1) / tile_rows, P>(
-            out.after(whole), lhs, rhs + whole, int(rows), inner);
+    constexpr int rest = (N - whole + tile_rows - 1) / tile_rows;
+    pad_pairs<P>(rhs, inner);
+    for (int i = 0; i < rows; i += most_rows) {
+        const int some = clip(int(rows) - i, most_rows);
+        const auto part = lhs.from(i);
+        for (int j = 0; j < whole; j += width)
+            tile_panel<Accumulate, R, V, P>(out.from(i).after(j), part, rhs + j, some, inner);
+        if constexpr (rest > 0)
+            tile_panel<Accumulate, R, rest, P>(
+                out.from(i).after(whole), part, rhs + whole, some, inner);
+    }
 }
 
 template <int R, int V, int M, int N, int K, class L, class Rows>
@@ -258,7 +307,7 @@ FLEXC_INLINE void add_tile_product(
 }
 
 // A product that is computed a step at a time. A map takes these steps between its rows,
-// so that both units work. The sum is over `Depth` times `tile_depth` terms. A step
+// so that both units work. The sum takes `Depth` steps of terms. A step
 // computes a row of tile registers if the rhs stays in registers. Otherwise it adds
 // `tile_depth` terms to a block of R x V tile registers.
 template <int R, int V, int N, int Depth, class L>
@@ -268,14 +317,15 @@ class TileSteps {
     static constexpr int P = pitch<float>(N), parts = is_resident ? 1 : Depth;
     static_assert(N % width == 0, "blocks of columns are whole");
     TileResult<float, N> out;
-    L lhs;
+    WholeBlocks<L> lhs;
     const bfloat16x2* rhs;
     int rows, i = 0, j = 0, k = 0;
     int left = 0, shares = 1, due = 0, each_share = 0;
 
 public:
-    FLEXC_INLINE TileSteps(TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows)
-        : out(out), lhs(lhs), rhs(rhs), rows(rows) {
+    FLEXC_INLINE TileSteps(
+        TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows, int inner)
+        : out(out), lhs(whole_blocks(lhs, rows, inner)), rhs(rhs), rows(rows) {
         left = parts * ((rows + height - 1) / height) * (N / width);
     }
     // Prepare for this number of shares.
@@ -303,7 +353,7 @@ private:
             tile_row<false, V>(to, lhs.from(at), Depth);
         } else {
             if (k == 0) start_sums<false, R, V>(to);
-            tile_step<R, V, P>(step_of(lhs.from(at), k), rhs + k * (P * tile_depth / 2) + j);
+            tile_step<R, V, P>(lhs.from(at).block(k), rhs + k * (P * tile_depth / 2) + j);
         }
         --left;
         if (++k < parts) return;
@@ -316,13 +366,14 @@ private:
 };
 
 template <int R, int V, int M, int N, int K, class L, class Rows>
-FLEXC_INLINE TileSteps<R, V, N, 2 * K / tile_depth, L> tile_steps(
+FLEXC_INLINE TileSteps<R, V, N, steps_of(2 * K), L> tile_steps(
     Tile<float, M, N> out, L lhs, Tile<bfloat16x2, K, N> rhs, Rows rows, int32_t inner) {
-    static_assert(2 * K % tile_depth == 0, "all terms are multiplied");
+    static_assert(M <= most_rows, "there is room for the last terms");
+    pad_pairs<pitch<float>(N)>(rhs.data, inner);
     // Fewer rows than a block are multiplied at once.
     const bool has_blocks = rows >= R * tile_rows;
     if (!has_blocks && rows > 0) tile_product<R, V>(out, lhs, rhs, rows, inner);
-    return {result(out), lhs, rhs.data, has_blocks ? int(rows) : 0};
+    return {result(out), lhs, rhs.data, has_blocks ? int(rows) : 0, inner};
 }
 
 }  // namespace flexc

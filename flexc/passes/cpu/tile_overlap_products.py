@@ -65,9 +65,9 @@ def early_ops(product: SSAValue) -> list[Operation] | None:
     loop = op.parent_op()
     if not isinstance(op, tile.RegisterProductOp) or not isinstance(loop, scf.ForOp):
         return None
-    (rows, columns), (inner, _) = shape_of(op.result.type), shape_of(op.rhs.type)
+    rows, columns = shape_of(op.result.type)
     least, is_of_unit = op.register_tile.rows.data, op.register_tile.is_of_unit
-    is_whole = rows >= least and columns % least == 0 and inner % tile.TILE_DEPTH == 0
+    is_whole = rows >= least and columns % least == 0
     if not is_of_unit or not is_whole or 2 * 4 * rows * columns > CACHE_BYTES:
         return None
     if op.base is None or op.acc is not None or op.inner is not None:
