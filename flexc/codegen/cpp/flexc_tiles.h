@@ -109,35 +109,20 @@ FLEXC_INLINE Vec<uint16_t, tile_depth> load_some(const bfloat16* from, int count
 #endif
 }
 
-// An lhs in blocks of `tile_depth` terms. Terms that fill no block are copied, with zeros
-// after them.
-template <class L>
-struct WholeBlocks {
-    L lhs;
-    const uint16_t* last;
-    int inner;
-    FLEXC_INLINE WholeBlocks from(int i) const { return {lhs.from(i), last + i * tile_depth, inner}; }
-    FLEXC_INLINE Strided<bfloat16, int64_t, Fixed<1>, Fixed<0>> block(int k) const {
-        const int at = k * tile_depth;
-        if (at + tile_depth <= inner) return {lhs.data + at, lhs.row};
-        return {reinterpret_cast<const bfloat16*>(last), tile_depth};
-    }
-};
-
-// The last terms of the product that is being computed. All rows are copied before the
-// first is read: to load a tile right after its rows were stored takes far longer.
-constexpr int most_rows = 128;
-alignas(64) inline thread_local uint16_t last_terms[most_rows * tile_depth];
-
-template <class L>
-FLEXC_INLINE WholeBlocks<L> whole_blocks(L lhs, int rows, int inner) {
-    const int whole = inner / tile_depth * tile_depth;
-    for (int i = 0; whole < inner && i < rows; ++i)
-        store_vector(last_terms + i * tile_depth, load_some(lhs.at(i) + whole, inner - whole));
-    return {lhs, last_terms, inner};
+// Return step k of `inner` terms. Terms of `Rows` rows that fill no step are copied, with
+// zeros after them.
+template <int Rows> using Copies = uint16_t[Rows * tile_depth];
+template <int Rows, int M>
+FLEXC_INLINE auto step_of(KeptOperand<M> lhs, int k, int, Copies<Rows>&) { return lhs.block(k); }
+template <int Rows, class Row, class Next>
+FLEXC_INLINE Strided<bfloat16, int64_t, Fixed<1>, Fixed<0>> step_of(
+    Strided<bfloat16, Row, Fixed<1>, Next> lhs, int k, int inner, Copies<Rows>& copies) {
+    const int at = k * tile_depth;
+    if (at + tile_depth <= inner) return {lhs.data + at, lhs.row};
+    for (int i = 0; i < Rows; ++i)
+        store_vector(copies + i * tile_depth, load_some(lhs.at(i) + at, inner - at));
+    return {reinterpret_cast<const bfloat16*>(copies), tile_depth};
 }
-template <int M>
-FLEXC_INLINE KeptOperand<M> whole_blocks(KeptOperand<M> lhs, int, int) { return lhs; }
 
 // Add `tile_depth` terms to R x V tile registers of sums: four registers hold sums, two
 // rows of lhs and two columns of rhs.
@@ -179,13 +164,16 @@ FLEXC_INLINE void store_sums(O out) {
     });
 }
 
-// Compute R x V tile registers of the result in `steps` steps.
+// Compute R x V tile registers of the result.
 template <bool Accumulate, int R, int V, int Pitch, class O, class L>
-FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int steps) {
+FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int inner) {
+    alignas(64) Copies<R * tile_rows> copies;
     start_sums<Accumulate, R, V>(out);
 #pragma GCC unroll 1
-    for (int k = 0; k < steps; ++k)
-        tile_step<R, V, Pitch>(lhs.block(k), rhs + k * (Pitch * tile_depth / 2));
+    for (int k = 0, steps = steps_of(inner); k < steps; ++k) {
+        const auto terms = step_of<R * tile_rows>(lhs, k, inner, copies);
+        tile_step<R, V, Pitch>(terms, rhs + k * (Pitch * tile_depth / 2));
+    }
     store_sums<R, V>(out);
 }
 
@@ -205,11 +193,14 @@ FLEXC_INLINE void load_resident(const bfloat16x2* rhs, int steps) {
 
 // Compute V tile registers of the result, of an rhs in registers.
 template <bool Accumulate, int V, class O, class L>
-FLEXC_INLINE void tile_row(O out, L lhs, int steps) {
+FLEXC_INLINE void tile_row(O out, L lhs, int inner) {
+    alignas(64) Copies<tile_rows> copies;
+    const int steps = steps_of(inner);
     start_sums<Accumulate, 1, V>(out);
-    each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
-        const auto terms = lhs.block(k);
-        if (k < steps) tile_load<2 + int(k)>(terms.data, terms.row * sizeof(bfloat16));
+    each(UpTo<resident_steps>{}, [=, &copies](auto k) FLEXC_EACH {
+        if (k >= steps) return;
+        const auto terms = step_of<tile_rows>(lhs, k, inner, copies);
+        tile_load<2 + int(k)>(terms.data, terms.row * sizeof(bfloat16));
     });
     each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
         each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
@@ -235,27 +226,26 @@ template <int M> constexpr bool has_room<KeptOperand<M>> = true;
 template <int64_t P>
 constexpr bool has_room<Strided<bfloat16, Fixed<P>, Fixed<1>, Fixed<0>>> = true;
 
-// Compute up to `most_rows` rows of V columns of tile registers. A block of rows that is
-// left overlaps the one before, unless it adds.
+// Compute all rows of V columns of tile registers. A block of rows that is left overlaps
+// the one before, unless it adds.
 template <bool Accumulate, int R, int V, int Pitch, class O, class L>
 FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int inner) {
     if constexpr (has_room<O> && has_room<L>)
         rows = (rows + tile_rows - 1) / tile_rows * tile_rows;
     const int steps = steps_of(inner);
-    const auto whole = whole_blocks(lhs, rows, inner);
     int i = 0;
     const bool is_resident = steps <= resident_steps;
     if (is_resident)
         load_resident<V, Pitch>(rhs, steps);
     else
         for (; i + R * tile_rows <= rows; i += R * tile_rows)
-            tile_block<Accumulate, R, V, Pitch>(out.from(i), whole.from(i), rhs, steps);
+            tile_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
     for (; i < rows && (Accumulate ? i + tile_rows <= rows : rows >= tile_rows); i += tile_rows) {
         const int at = block_start(i, rows, tile_rows);
         if (is_resident)
-            tile_row<Accumulate, V>(out.from(at), whole.from(at), steps);
+            tile_row<Accumulate, V>(out.from(at), lhs.from(at), inner);
         else
-            tile_block<Accumulate, 1, V, Pitch>(out.from(at), whole.from(at), rhs, steps);
+            tile_block<Accumulate, 1, V, Pitch>(out.from(at), lhs.from(at), rhs, inner);
     }
     if (i < rows)
         product_rows<Accumulate, 8, V, Pitch>(
@@ -273,15 +263,10 @@ FLEXC_SHARED void TileProduct<Accumulate, R, V, N, O, L, Rows>::run(
     constexpr int P = pitch<float>(N), width = V * tile_rows, whole = N / width * width;
     constexpr int rest = (N - whole + tile_rows - 1) / tile_rows;
     pad_pairs<P>(rhs, inner);
-    for (int i = 0; i < rows; i += most_rows) {
-        const int some = clip(int(rows) - i, most_rows);
-        const auto part = lhs.from(i);
-        for (int j = 0; j < whole; j += width)
-            tile_panel<Accumulate, R, V, P>(out.from(i).after(j), part, rhs + j, some, inner);
-        if constexpr (rest > 0)
-            tile_panel<Accumulate, R, rest, P>(
-                out.from(i).after(whole), part, rhs + whole, some, inner);
-    }
+    for (int j = 0; j < whole; j += width)
+        tile_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, int(rows), inner);
+    if constexpr (rest > 0)
+        tile_panel<Accumulate, R, rest, P>(out.after(whole), lhs, rhs + whole, int(rows), inner);
 }
 
 template <int R, int V, int M, int N, int K, class L, class Rows>
@@ -317,15 +302,15 @@ class TileSteps {
     static constexpr int P = pitch<float>(N), parts = is_resident ? 1 : Depth;
     static_assert(N % width == 0, "blocks of columns are whole");
     TileResult<float, N> out;
-    WholeBlocks<L> lhs;
+    L lhs;
     const bfloat16x2* rhs;
-    int rows, i = 0, j = 0, k = 0;
+    int rows, inner, i = 0, j = 0, k = 0;
     int left = 0, shares = 1, due = 0, each_share = 0;
 
 public:
     FLEXC_INLINE TileSteps(
         TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows, int inner)
-        : out(out), lhs(whole_blocks(lhs, rows, inner)), rhs(rhs), rows(rows) {
+        : out(out), lhs(lhs), rhs(rhs), rows(rows), inner(inner) {
         left = parts * ((rows + height - 1) / height) * (N / width);
     }
     // Prepare for this number of shares.
@@ -350,10 +335,12 @@ private:
         const auto to = out.from(at).after(j);
         if constexpr (is_resident) {
             if (i == 0) load_resident<V, P>(rhs + j, Depth);
-            tile_row<false, V>(to, lhs.from(at), Depth);
+            tile_row<false, V>(to, lhs.from(at), inner);
         } else {
+            alignas(64) Copies<height> copies;
             if (k == 0) start_sums<false, R, V>(to);
-            tile_step<R, V, P>(lhs.from(at).block(k), rhs + k * (P * tile_depth / 2) + j);
+            const auto terms = step_of<height>(lhs.from(at), k, inner, copies);
+            tile_step<R, V, P>(terms, rhs + k * (P * tile_depth / 2) + j);
         }
         --left;
         if (++k < parts) return;
@@ -368,8 +355,7 @@ private:
 template <int R, int V, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE TileSteps<R, V, N, steps_of(2 * K), L> tile_steps(
     Tile<float, M, N> out, L lhs, Tile<bfloat16x2, K, N> rhs, Rows rows, int32_t inner) {
-    static_assert(M <= most_rows, "there is room for the last terms");
-    pad_pairs<pitch<float>(N)>(rhs.data, inner);
+        pad_pairs<pitch<float>(N)>(rhs.data, inner);
     // Fewer rows than a block are multiplied at once.
     const bool has_blocks = rows >= R * tile_rows;
     if (!has_blocks && rows > 0) tile_product<R, V>(out, lhs, rhs, rows, inner);
