@@ -277,6 +277,9 @@ def broadcast(table: Tensor) -> Callable[..., Tensor]:
             "a mask or bias expects up to 4 dimensions (batch, heads, queries, keys), "
             f"got {tuple(table.shape)}"
         )
+    # A model that permutes its table, as T5 does, leaves the keys of a row apart.
+    if table.dim() > 1 and table.size(-2) > 1 and table.stride(-1) > 1:
+        table = table.contiguous()
     return _reader(table.shape)(table.squeeze())
 
 

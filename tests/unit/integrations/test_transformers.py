@@ -360,11 +360,13 @@ def test_compiled_generation() -> None:
 
 
 @pytest.mark.parametrize("dims", [2, 3, 4])
-@pytest.mark.parametrize("kind", ["bias", "mask", "causal"])
+@pytest.mark.parametrize("kind", ["bias", "permuted", "mask", "causal"])
 def test_tensors_are_broadcast_from_their_last_dimension(kind: str, dims: int) -> None:
     query = torch.randn(1, 2, 16, 8)
     table = torch.randn(1, 2, 16, 16)[(0,) * (4 - dims)]
-    given = {"bias": table, "mask": table > 0, "causal": None}[kind]
+    permuted = table.mT.contiguous().mT
+    tables = {"bias": table, "permuted": permuted, "mask": table > 0, "causal": None}
+    given = tables[kind]
     is_causal = kind == "causal"
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, query, query, given, is_causal=is_causal
