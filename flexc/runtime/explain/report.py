@@ -330,7 +330,7 @@ def captured_by(subject: Subject) -> dict[str, str]:
 
 
 def name_of(mod: Any, kind: str) -> str:
-    """Return the name of a mod, its kind if it has none."""
+    """Return the name of a mod, or its kind if the mod has no name."""
     name = getattr(mod, "__name__", None) or getattr(
         getattr(mod, "func", None), "__name__", type(mod).__name__
     )

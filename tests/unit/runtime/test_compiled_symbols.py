@@ -168,7 +168,7 @@ def test_symbols_are_instances_of_numbers() -> None:
 def test_block_masks_of_many_lengths(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of torch's kernels need lengths as numbers, which is no error to log."""
+    """A trace with symbols that fails logs no error."""
     monkeypatch.setattr(fake_tensor.log, "handlers", [caplog.handler])
 
     def inside(q: Tensor) -> Any:
