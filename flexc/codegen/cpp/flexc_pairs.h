@@ -216,8 +216,8 @@ public:
     Block blocks[count];
 
     Kept() {
-        constexpr size_t last = Block::room - Block::size;
-        constexpr size_t bytes = (size_t(places + count) * Block::size + last) * sizeof(T);
+        constexpr size_t beyond = Block::allocated - Block::size;
+        constexpr size_t bytes = (size_t(places + count) * Block::size + beyond) * sizeof(T);
         allocation = static_cast<char*>(__builtin_malloc(bytes + 64));
         if (!allocation) __builtin_abort();
     }

@@ -25,19 +25,19 @@ template <class T, int... Shape> struct Tile;
 
 template <class T, int N>
 struct Tile<T, N> {
-    static constexpr int size = pitch<T>(N), room = size;
+    static constexpr int size = pitch<T>(N), allocated = size;
     T* data;
     FLEXC_INLINE T& operator[](int i) const { return data[i]; }
 };
 
-// Buffers of matrices have room for a multiple of this number of rows, those of a tile
-// register of a matrix unit.
+// Buffers of matrices have memory for a multiple of 16 rows: a tile register of a matrix
+// unit has 16.
 constexpr int room_rows = 16;
 
 template <class T, int M, int N>
 struct Tile<T, M, N> {
     static constexpr int size = M * pitch<T>(N);
-    static constexpr int room = (M + room_rows - 1) / room_rows * room_rows * pitch<T>(N);
+    static constexpr int allocated = (M + room_rows - 1) / room_rows * room_rows * pitch<T>(N);
     T* data;
     FLEXC_INLINE T* operator[](int i) const { return data + i * pitch<T>(N); }
 };
@@ -48,7 +48,7 @@ struct Buffer : Tile<T, Shape...> {
     void* allocation;
     Buffer() {
         constexpr size_t alignment = 64;
-        allocation = __builtin_malloc(this->room * sizeof(T) + alignment);
+        allocation = __builtin_malloc(this->allocated * sizeof(T) + alignment);
         if (!allocation) __builtin_abort();
         // Move the pointer itself. From an integer, GCC may express a buffer's address
         // as another buffer's plus the distance between the two. GCC then assumes that
@@ -56,7 +56,7 @@ struct Buffer : Tile<T, Shape...> {
         char* start = static_cast<char*>(allocation);
         start += -reinterpret_cast<size_t>(start) & (alignment - 1);
         this->data = static_cast<T*>(__builtin_assume_aligned(start, alignment));
-        __builtin_memset(this->data, 0, this->room * sizeof(T));
+        __builtin_memset(this->data, 0, this->size * sizeof(T));
     }
     ~Buffer() { __builtin_free(allocation); }
     Buffer(const Buffer&) = delete;

@@ -1,6 +1,7 @@
 // Packed products on a matrix unit (Intel AMX). A tile register holds 16 rows of 64
-// bytes: 16 floats of the result, 32 elements of the lhs or 16 pairs of the rhs. Rows and
-// terms that fill no tile register are multiplied by vector instructions.
+// bytes: 16 floats of the result, 32 elements of the lhs or 16 pairs of the rhs. Zeros fill
+// up the last terms. Fewer than 16 rows, and the last rows of sums in memory, are
+// multiplied by vector instructions.
 //
 // Without the unit, the same is computed in plain C++.
 #pragma once
@@ -13,9 +14,8 @@
 
 namespace flexc {
 
-constexpr int tile_rows = 16, tile_depth = 32;
+constexpr int tile_rows = room_rows, tile_depth = 32;
 static_assert(tile_depth == kept_columns, "a step is a block");
-static_assert(tile_rows == room_rows, "buffers have room for whole tile registers");
 
 #ifdef FLEXC_TILE_INSTRUCTIONS
 
@@ -97,7 +97,7 @@ FLEXC_INLINE constexpr int steps_of(int inner) { return (inner + tile_depth - 1)
 
 // Return `count` elements, with zeros after them. No others are read.
 FLEXC_INLINE Vec<uint16_t, tile_depth> load_some(const bfloat16* from, int count) {
-#if defined(__AVX512BW__) && FLEXC_VECTOR_BYTES == 64
+#if defined(FLEXC_AVX512) && defined(__AVX512BW__) && FLEXC_VECTOR_BYTES == 64
     typedef short Shorts __attribute__((vector_size(64)));
     const auto* shorts = reinterpret_cast<const short*>(from);
     const auto loaded = __builtin_ia32_loaddquhi512_mask(shorts, Shorts{}, (1u << count) - 1);
@@ -109,9 +109,11 @@ FLEXC_INLINE Vec<uint16_t, tile_depth> load_some(const bfloat16* from, int count
 #endif
 }
 
-// Return step k of `inner` terms. Terms of `Rows` rows that fill no step are copied, with
-// zeros after them.
+// Elements of a plain type: GCC initialises an array of a class in a loop.
 template <int Rows> using Copies = uint16_t[Rows * tile_depth];
+
+// Return the lhs of step k. If fewer than 32 of `inner` terms are left, copy those of
+// `Rows` rows and add zeros.
 template <int Rows, int M>
 FLEXC_INLINE auto step_of(KeptOperand<M> lhs, int k, int, Copies<Rows>&) { return lhs.block(k); }
 template <int Rows, class Row, class Next>
@@ -210,27 +212,23 @@ FLEXC_INLINE void tile_row(O out, L lhs, int inner) {
     store_sums<1, V>(out);
 }
 
-// Fill the rest of the last step with zeros. Rows of pairs beyond the counted terms are
-// unspecified, so that they may change.
+// Fill the rest of the last step with zeros. Nothing reads rows of pairs beyond the
+// counted terms.
 template <int Pitch>
-FLEXC_INLINE void pad_pairs(const bfloat16x2* rhs, int inner) {
-    auto* const rows = const_cast<bfloat16x2*>(rhs);
+FLEXC_INLINE void pad_pairs(bfloat16x2* rhs, int inner) {
     for (int k = (inner + 1) / 2; k < steps_of(inner) * tile_depth / 2; ++k)
-        __builtin_memset(rows + k * Pitch, 0, Pitch * sizeof(bfloat16x2));
+        __builtin_memset(rhs + k * Pitch, 0, Pitch * sizeof(bfloat16x2));
 }
 
-// True if rows beyond the last may be read and written: those of buffers.
+// True if there is memory for whole tile registers after the last row of a result.
 template <class T> constexpr bool has_room = false;
 template <int64_t P> constexpr bool has_room<Result<float, Fixed<P>>> = true;
-template <int M> constexpr bool has_room<KeptOperand<M>> = true;
-template <int64_t P>
-constexpr bool has_room<Strided<bfloat16, Fixed<P>, Fixed<1>, Fixed<0>>> = true;
 
 // Compute all rows of V columns of tile registers. A block of rows that is left overlaps
 // the one before, unless it adds.
 template <bool Accumulate, int R, int V, int Pitch, class O, class L>
 FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int inner) {
-    if constexpr (has_room<O> && has_room<L>)
+    if constexpr (has_room<O> && is_kept<L>)
         rows = (rows + tile_rows - 1) / tile_rows * tile_rows;
     const int steps = steps_of(inner);
     int i = 0;
@@ -255,11 +253,11 @@ FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int 
 // As `Product`, of pairs, on the matrix unit.
 template <bool Accumulate, int R, int V, int N, class O, class L, class Rows>
 struct TileProduct {
-    static void run(O out, L lhs, const bfloat16x2* rhs, Rows rows, int inner);
+    static void run(O out, L lhs, bfloat16x2* rhs, Rows rows, int inner);
 };
 template <bool Accumulate, int R, int V, int N, class O, class L, class Rows>
 FLEXC_SHARED void TileProduct<Accumulate, R, V, N, O, L, Rows>::run(
-    O out, L lhs, const bfloat16x2* rhs, Rows rows, int inner) {
+    O out, L lhs, bfloat16x2* rhs, Rows rows, int inner) {
     constexpr int P = pitch<float>(N), width = V * tile_rows, whole = N / width * width;
     constexpr int rest = (N - whole + tile_rows - 1) / tile_rows;
     pad_pairs<P>(rhs, inner);
@@ -292,9 +290,9 @@ FLEXC_INLINE void add_tile_product(
 }
 
 // A product that is computed a step at a time. A map takes these steps between its rows,
-// so that both units work. The sum takes `Depth` steps of terms. A step
-// computes a row of tile registers if the rhs stays in registers. Otherwise it adds
-// `tile_depth` terms to a block of R x V tile registers.
+// so that both units work. The sum takes `Depth` steps of terms. A step computes a row of
+// tile registers if the rhs stays in registers. Otherwise it adds `tile_depth` terms to a
+// block of R x V tile registers.
 template <int R, int V, int N, int Depth, class L>
 class TileSteps {
     static constexpr bool is_resident = Depth <= resident_steps;
@@ -355,7 +353,7 @@ private:
 template <int R, int V, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE TileSteps<R, V, N, steps_of(2 * K), L> tile_steps(
     Tile<float, M, N> out, L lhs, Tile<bfloat16x2, K, N> rhs, Rows rows, int32_t inner) {
-        pad_pairs<pitch<float>(N)>(rhs.data, inner);
+    pad_pairs<pitch<float>(N)>(rhs.data, inner);
     // Fewer rows than a block are multiplied at once.
     const bool has_blocks = rows >= R * tile_rows;
     if (!has_blocks && rows > 0) tile_product<R, V>(out, lhs, rhs, rows, inner);

@@ -83,6 +83,15 @@ from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.tile_access import element_width, is_zeros
 
 
+def counts_of_sums(rhs: SSAValue) -> set[SSAValue | None]:
+    """Return the numbers of terms of the products with an rhs."""
+    users = (use.operation for use in rhs.uses)
+    return {
+        u.count if isinstance(u, tile.DotOp) else getattr(u, "inner", None)
+        for u in users
+    }
+
+
 def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     """Return the register tile of a product; narrow results get more rows."""
     element, (rows, columns) = element_of(op.result.type), shape_of(op.result.type)
@@ -90,6 +99,9 @@ def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     most_rows, most_vectors, depth = machine.register_rows, machine.vectors, 1
     if tile.is_packed(op.rhs.type) and (packed := machine.packed) is not None:
         most_rows, most_vectors, depth = packed.rows, packed.vectors, packed.depth
+        if op.count is not None and counts_of_sums(op.rhs) != {op.count}:
+            # A matrix unit would clear rows of rhs that another product reads.
+            depth = 2
     vectors = min(most_vectors, -(-columns // machine.lanes(element.bitwidth)))
     fitting = most_rows * most_vectors // vectors
     return RegisterTileAttr(min(rows, fitting), vectors, depth)

@@ -66,9 +66,9 @@ def early_ops(product: SSAValue) -> list[Operation] | None:
     if not isinstance(op, tile.RegisterProductOp) or not isinstance(loop, scf.ForOp):
         return None
     rows, columns = shape_of(op.result.type)
-    least, is_of_unit = op.register_tile.rows.data, op.register_tile.is_of_unit
-    is_whole = rows >= least and columns % least == 0
-    if not is_of_unit or not is_whole or 2 * 4 * rows * columns > CACHE_BYTES:
+    block = op.register_tile
+    is_whole = rows >= block.rows.data and columns % (16 * block.vectors.data) == 0
+    if not block.is_of_unit or not is_whole or 2 * 4 * rows * columns > CACHE_BYTES:
         return None
     if op.base is None or op.acc is not None or op.inner is not None:
         return None

@@ -62,3 +62,24 @@ tile.kernel @kept(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0
   tile.store_strided %sum, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
   tile.return
 }
+
+// A matrix unit clears rows of rhs beyond the counted terms, which the other product reads.
+// AMX-LABEL: tile.kernel @two_sums
+// AMX: tile.register_product %lhs inner %n, %p by <32 x 2 x 2>
+// AMX: tile.register_product %lhs, %p by <32 x 2 x 32>
+tile.kernel @two_sums(%n : i32 #tile.param<dim 0, 0>, %base : i64 #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %z : bf16 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  %plain = tile.full %z : bf16 -> !tile.tile<96x32xbf16>
+  %p = tile.pack %plain : !tile.tile<96x32xbf16> -> !tile.tile<96x32xbf16, #tile.pairs>
+  %lhs = tile.full %z : bf16 -> !tile.tile<64x96xbf16>
+  %none = tile.full %zero : f32 -> !tile.tile<64x32xf32>
+  %some = tile.dot %lhs, %p, %none count %n : !tile.tile<64x96xbf16>, !tile.tile<96x32xbf16, #tile.pairs>, !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+  %all = tile.dot %lhs, %p, %none : !tile.tile<64x96xbf16>, !tile.tile<96x32xbf16, #tile.pairs>, !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+  tile.store_strided %some, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
+  tile.store_strided %all, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
+  tile.return
+}
