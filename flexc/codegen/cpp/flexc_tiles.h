@@ -220,15 +220,12 @@ FLEXC_INLINE void pad_pairs(bfloat16x2* rhs, int inner) {
         __builtin_memset(rhs + k * Pitch, 0, Pitch * sizeof(bfloat16x2));
 }
 
-// True if there is memory for whole tile registers after the last row of a result.
-template <class T> constexpr bool has_room = false;
-template <int64_t P> constexpr bool has_room<Result<float, Fixed<P>>> = true;
-
 // Compute all rows of V columns of tile registers. A block of rows that is left overlaps
 // the one before, unless it adds.
 template <bool Accumulate, int R, int V, int Pitch, class O, class L>
 FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int inner) {
-    if constexpr (has_room<O> && is_kept<L>)
+    // Buffers and kept blocks have memory for whole tile registers after their rows.
+    if constexpr (is_kept<L> && !is_same<O, MemoryResult<float>>)
         rows = (rows + tile_rows - 1) / tile_rows * tile_rows;
     const int steps = steps_of(inner);
     int i = 0;

@@ -125,7 +125,8 @@ class RegisterProductOp(IRDLOperation):
 
     A register tile with a depth multiplies 16-bit floats: rhs is packed in pairs, and
     the elements of each row of lhs are adjacent. The sum is in the result's type, and
-    subnormal elements count as 0.
+    subnormal elements count as 0. A matrix unit clears the rows of rhs after `inner`
+    terms, which no other op reads.
 
     A product of a matrix unit may be `beside` the panel map that follows it, and does
     not read it: they may be computed at the same time.

@@ -98,10 +98,10 @@ def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     assert isinstance(element, FixedBitwidthType)
     most_rows, most_vectors, depth = machine.register_rows, machine.vectors, 1
     if tile.is_packed(op.rhs.type) and (packed := machine.packed) is not None:
-        most_rows, most_vectors, depth = packed.rows, packed.vectors, packed.depth
-        if op.count is not None and counts_of_sums(op.rhs) != {op.count}:
-            # A matrix unit would clear rows of rhs that another product reads.
-            depth = 2
+        depth = 2
+        # A matrix unit clears the rows of rhs after the counted terms.
+        if op.count is None or counts_of_sums(op.rhs) == {op.count}:
+            most_rows, most_vectors, depth = packed.rows, packed.vectors, packed.depth
     vectors = min(most_vectors, -(-columns // machine.lanes(element.bitwidth)))
     fitting = most_rows * most_vectors // vectors
     return RegisterTileAttr(min(rows, fitting), vectors, depth)

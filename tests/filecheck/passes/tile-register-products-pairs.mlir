@@ -65,7 +65,7 @@ tile.kernel @kept(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0
 
 // A matrix unit clears rows of rhs beyond the counted terms, which the other product reads.
 // AMX-LABEL: tile.kernel @two_sums
-// AMX: tile.register_product %lhs inner %n, %p by <32 x 2 x 2>
+// AMX: tile.register_product %lhs inner %n, %p by <8 x 2 x 2>
 // AMX: tile.register_product %lhs, %p by <32 x 2 x 32>
 tile.kernel @two_sums(%n : i32 #tile.param<dim 0, 0>, %base : i64 #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %z : bf16 #tile.param<argument 2>)
