@@ -91,15 +91,16 @@ def make_mask(
     is_last = is_last and q_offset >= last_key
     if is_last and q_offset - kv_offset < window_of(mask_function):
         mask = None  # A causal mask keeps all keys of the last position.
-    if attention_mask is not None:
-        mask = without_padding(mask, attention_mask, kv_length + kv_offset)
-    if mask is None:
-        return None
-    if isinstance(q_offset, Tensor):
+    if isinstance(q_offset, Tensor) and mask is not None:
         # The cache adds to its tensor before attention reads it.
         mask = shifted(mask, q_offset.to(torch.int32, copy=True), kv_offset)
-    elif q_offset != 0 or kv_offset != 0:
+    elif mask is not None and (q_offset != 0 or kv_offset != 0):
         mask = shifted(mask, q_offset, kv_offset)
+    if attention_mask is not None:
+        # A cache of a window's size then has no padding once the window has passed it.
+        mask = without_padding(mask, attention_mask[:, kv_offset:], kv_length)
+    if mask is None:
+        return None
     return FunctionMask(mask, batch_size, (q_length, kv_length))
 
 
@@ -128,8 +129,9 @@ def window_of(mask_function: Any) -> float:
 def without_padding(
     mask: MaskMod | None, attention_mask: Tensor, length: int
 ) -> MaskMod | None:
-    """Return a mask without the padding among the first `length` positions of keys."""
+    """Return a mask of `length` keys without those that are padding."""
     given = attention_mask.size(1)
+    attention_mask = attention_mask[:, :length]
     if is_tracing(attention_mask) or not attention_mask.all():
         if given < length:
             attention_mask = nn.functional.pad(attention_mask, (0, length - given))

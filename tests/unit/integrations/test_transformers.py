@@ -287,6 +287,28 @@ def test_a_window_of_live_keys_needs_no_mask(position: int) -> None:
             assert make_mask(*given, other) is not None
 
 
+@pytest.mark.parametrize("first", range(5))
+@pytest.mark.parametrize("given", [3, 7, 9])
+@pytest.mark.parametrize("function", [WINDOW, causal_mask_function])
+def test_padding_is_that_of_the_kept_keys(
+    first: int, given: int, function: Any
+) -> None:
+    """Keys `first` to 6 are kept, and the mask of padding has `given` positions."""
+    padding = torch.ones(1, given).bool()
+    padding[0, :2] = False
+    live = torch.cat([padding[0], torch.zeros(7).bool()])[first:7]
+    made = make_mask(1, 2, 7 - first, 5, first, function, attention_mask=padding)
+    assert made is not None
+    zero, keys = torch.tensor(0), torch.arange(7 - first)
+    for query in torch.arange(2):
+        wanted = function(zero, zero, query + 5, keys + first) & live
+        found = made.mask_mod(zero, zero, query, keys)
+        assert torch.equal(found.expand(keys.shape), wanted)
+    last = (1, 1, 7 - first, 6, first, causal_mask_function)
+    made = make_mask(*last, attention_mask=padding)
+    assert (made is None) == bool(live.all())
+
+
 SHAPES = [(BATCH, 1, LENGTH, LENGTH), (1, 4, LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)]
 
 
