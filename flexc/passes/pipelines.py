@@ -29,6 +29,7 @@ from flexc.passes.cpu.tile_assign_buffers import (
 from flexc.passes.cpu.tile_overlap_products import (
     TileEarlyWeightsPass,
     TileOverlapProductsPass,
+    TileSplitFunctionsPass,
 )
 from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass, TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
@@ -280,6 +281,7 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         TileEarlyWeightsPass(),
         # After products, which state how many rows they compute.
         TilePanelMapsPass(),
+        TileSplitFunctionsPass(),
         TileOverlapProductsPass(),
         # After maps are fused: a fused map has one pair of loops.
         TileAssignLoopsPass(),

@@ -1,4 +1,4 @@
-"""Passes that let a matrix unit and vectors work at the same time.
+"""Passes that keep the units of a core busy.
 
 `tile-early-weights`: compute weights before the largest scores of their block are
 known. The map of the weights then reads scores once, right after their product.
@@ -12,35 +12,46 @@ known. The map of the weights then reads scores once, right after their product.
 `tile-overlap-products`: compute a product of the next iteration beside a map.
 
 1. The map reads one product of the matrix unit, and computes one function, such as
-   exp2: product and map then take about the same time. The product depends on nothing
-   but the loop's index.
+   exp2: product and map then take about the same time. It keeps no tile of the
+   product's size. The product depends on nothing but the loop's index.
 2. The loop carries the product: an iteration maps the product that the one before
    computed, and computes the next one. The first product is computed before the loop,
    if it has iterations. In the last iteration the next product has no rows.
 3. The product is `beside` the map: its instructions lie between the map's rows.
 
 Both apply only if two results of the product fit in a first-level cache.
+
+`tile-split-functions`: let a map compute one long function, such as tanh or exp2.
+
+1. The operations of a function depend on each other, so a core computes several
+   elements at the same time. Two functions in a row, such as those of a soft cap and of
+   its weight, take twice as many operations, so that few elements fit into a core's
+   scheduler. A map with two functions becomes two maps; the first one yields the first
+   function.
+2. The result can take the place of a tile in a cache: the first map reads one element
+   by element that the second one does not read.
+3. The second map repeats cheap operations of the first one, but no function.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from flexc.dialects import tile
+from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
-from flexc.passes.tile.map_builder import build_row_map
+from flexc.passes.tile.map_builder import FULL, build_row_map, variance
 from flexc.passes.tile.tile_split_maps import carry, slice_of
 from flexc.passes.tile.tile_values import yielded
 
@@ -221,11 +232,24 @@ class TileEarlyWeightsPass(ModulePass):
                 early.hoist()
 
 
+SHORT = (
+    math_dialect.FmaOp,
+    math_dialect.AbsFOp,
+    math_dialect.FloorOp,
+    math_dialect.CeilOp,
+    math_dialect.CopySignOp,
+)
+"""Ops of `math` that are one or two instructions."""
+
+
+def is_function(op: Operation) -> bool:
+    """Return True if an op is many instructions that depend on each other."""
+    return op.dialect_name() == "math" and not isinstance(op, SHORT)
+
+
 def computes_one_function(op: tile.PanelMapOp) -> bool:
     """Return True if a map computes one function of each element."""
-    cheap = (math_dialect.FmaOp, math_dialect.AbsFOp)
-    ops = (inner for inner in op.body.block.ops if inner.dialect_name() == "math")
-    return sum(not isinstance(inner, cheap) for inner in ops) == 1
+    return sum(map(is_function, op.body.block.ops)) == 1
 
 
 def ops_beside(op: tile.PanelMapOp) -> list[Operation] | None:
@@ -236,6 +260,8 @@ def ops_beside(op: tile.PanelMapOp) -> list[Operation] | None:
     products = {v for v in op.inputs if isinstance(v.owner, tile.RegisterProductOp)}
     if len(products) != 1 or not computes_one_function(op):
         return None
+    if any(outcome.data == tile.KEPT for outcome in op.outcomes):
+        return None  # Three tiles of scores leave no room in a first-level cache.
     (value,) = products
     product = value.owner
     assert isinstance(product, tile.RegisterProductOp)
@@ -276,3 +302,132 @@ class TileOverlapProductsPass(ModulePass):
                     overlap(loop, reader, ops)
                     break
         erase_dead(op.body)
+
+
+def sources_of(
+    values: Iterable[SSAValue], known: SSAValue | None = None
+) -> set[SSAValue]:
+    """Return values of a region and their sources, without those of `known`."""
+    found: set[SSAValue] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value not in found:
+            found.add(value)
+            if isinstance(op := value.owner, Operation) and value is not known:
+                pending += op.operands
+    return found
+
+
+@dataclass(frozen=True)
+class FirstFunction:
+    """The first function of a map that computes more than one."""
+
+    op: tile.PanelMapOp
+    value: SSAValue
+    """The function's result."""
+    before: set[SSAValue]
+    """The values on which it depends, and itself."""
+    after: set[SSAValue]
+    """The values of the rest of the map."""
+
+    @classmethod
+    def of(cls, op: tile.PanelMapOp) -> FirstFunction | None:
+        """Return the first function, None if the map cannot be split after it."""
+        along = variance(op)
+        functions = [
+            inner.results[0]
+            for inner in op.body.block.ops
+            if is_function(inner) and along[inner.results[0]] == frozenset(FULL)
+        ]
+        if len(functions) < 2:
+            return None
+        value = functions[0]
+        before = sources_of([value])
+        rest = [v for v in yielded(op.body.block) if v not in before]
+        after = sources_of(rest, known=value)
+        tiles = {arg for arg in op.body.block.args if along[arg] == frozenset(FULL)}
+        if not tiles & before or tiles & before & after:
+            return None
+        if value not in after or not set(functions[1:]) & after:
+            return None
+        return cls(op, value, before, after)
+
+    def split(self) -> tile.PanelMapOp:
+        """Replace the map by two. Return the second one."""
+        op, values = self.op, yielded(self.op.body.block)
+        outcomes = [o.data for o in op.outcomes]
+        early = [i for i, v in enumerate(values) if v in self.before]
+        late = [i for i in range(len(values)) if i not in early]
+        first = part_of(
+            op,
+            self.before,
+            [self.value, *(values[i] for i in early)],
+            [tile.KEPT, *(outcomes[i] for i in early)],
+        )
+        found, *others = first.results
+        found.name_hint = self.value.name_hint
+        second = part_of(
+            op,
+            self.after - {self.value},
+            [values[i] for i in late],
+            [outcomes[i] for i in late],
+            (self.value, found),
+        )
+        for places, results in ((early, others), (late, second.results)):
+            for i, result in zip(places, results, strict=True):
+                result.name_hint = op.results[i].name_hint
+                op.results[i].replace_all_uses_with(result)
+        Rewriter.erase_op(op)
+        return second
+
+
+def part_of(
+    op: tile.PanelMapOp,
+    kept: set[SSAValue],
+    values: Sequence[SSAValue],
+    outcomes: Sequence[str],
+    given: tuple[SSAValue, SSAValue] | None = None,
+) -> tile.PanelMapOp:
+    """Insert a map before `op` that computes the `kept` values of its region.
+
+    It yields `values`. `given` is a value of the region, and the tile that holds it.
+    """
+    inputs: list[tuple[SSAValue, SSAValue, Sequence[int]]] = [
+        (arg, op.inputs[arg.index], op.span(arg.index))
+        for arg in op.body.block.args
+        if arg in kept
+    ]
+    if given is not None:
+        inputs.append((*given, FULL))
+    block = Block(arg_types=[old.type for old, _, _ in inputs])
+    mapped: dict[SSAValue, SSAValue] = {}
+    for arg, (old, _, _) in zip(block.args, inputs, strict=True):
+        arg.name_hint, mapped[old] = old.name_hint, arg
+    for inner in op.body.block.ops:
+        if not isinstance(inner, flex.YieldOp) and inner.results[0] in kept:
+            block.add_op(inner.clone(mapped))
+    block.add_op(flex.YieldOp(*(mapped[v] for v in values)))
+    new = tile.PanelMapOp(
+        op.shape,
+        op.count,
+        [value for _, value, _ in inputs],
+        [span for _, _, span in inputs],
+        outcomes,
+        Region(block),
+    )
+    Rewriter.insert_op(new, InsertPoint.before(op))
+    return new
+
+
+@dataclass(frozen=True)
+class TileSplitFunctionsPass(ModulePass):
+    """Split maps that compute several long functions."""
+
+    name = "tile-split-functions"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        pending = [o for o in op.walk() if isinstance(o, tile.PanelMapOp)]
+        while pending:
+            if (found := FirstFunction.of(pending.pop())) is not None:
+                pending.append(found.split())
