@@ -251,7 +251,7 @@ template <bool Accumulate, int R, int V, int N, class T, class O, class L, class
 FLEXC_SHARED void Product<Accumulate, R, V, N, T, O, L, Rows>::run(
     O out, L lhs, const T* rhs, Rows rows, int inner) {
     constexpr int width = V * lanes<T>, whole = N / width * width;
-    constexpr int rest = (N - whole + lanes<T> - 1) / lanes<T>, P = pitch<T>(N);
+    constexpr int rest = parts_of(N - whole, lanes<T>), P = pitch<T>(N);
     for (int j = 0; j < whole; j += width) {
         product_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, rows, inner);
         // The first panel asks for what all panels read.

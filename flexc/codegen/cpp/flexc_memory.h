@@ -100,7 +100,7 @@ template <class T, int Columns>
 class NearRows {
     // An odd number of cache lines: a block's rows fall on all sets of a cache.
     static constexpr int line = 64 / int(sizeof(T));
-    static constexpr int pitch = ((Columns + line - 1) / line | 1) * line;
+    static constexpr int pitch = (parts_of(Columns, line) | 1) * line;
     static constexpr int room = (9 << 18) / (pitch * int(sizeof(T)));
     enum State : uint8_t { unread, once, copied };
     const bool is_repeated;

@@ -20,6 +20,9 @@ using size_t = __SIZE_TYPE__;
 
 namespace flexc {
 
+// Return the number of parts of a size that hold n.
+FLEXC_INLINE constexpr int parts_of(int n, int size) { return (n + size - 1) / size; }
+
 template <class T> struct Unsigned;
 template <> struct Unsigned<bool> { using type = bool; };
 template <> struct Unsigned<int8_t> { using type = uint8_t; };

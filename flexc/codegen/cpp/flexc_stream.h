@@ -188,7 +188,7 @@ template <int R, int V, int M, int N, int Pitch, int LhsPitch, class T, class S>
 FLEXC_INLINE void sums_blocks(
     T* out, const T* lhs, const S* rhs, int64_t stride, int count, bool onto) {
     constexpr int L = lanes<T>, rows = M < R ? M : R;
-    constexpr int vectors = (N + L - 1) / L, some = vectors < V ? vectors : V;
+    constexpr int vectors = parts_of(N, L), some = vectors < V ? vectors : V;
     constexpr int last = some * L <= N ? L : N - (some - 1) * L;
     sums_block<rows, some, last, Pitch, LhsPitch>(out, lhs, rhs, stride, count, onto);
     if constexpr (M > R)

@@ -12,11 +12,11 @@ template <class T> using Vector = Vec<T, lanes<T>>;
 // maps, so that neither products nor maps need masks.
 template <class T>
 constexpr int pitch(int columns) {
-    return (columns + lanes<float> - 1) / lanes<float> * lanes<float>;
+    return parts_of(columns, lanes<float>) * lanes<float>;
 }
 
 // Maps take a few vectors of each row at a time, so that their computations overlap.
-template <int N, int L> constexpr int vectors_at_once = (N + L - 1) / L % 2 ? 1 : 2;
+template <int N, int L> constexpr int vectors_at_once = parts_of(N, L) % 2 ? 1 : 2;
 template <int N, int L> constexpr int columns_at_once = vectors_at_once<N, L> * L;
 
 // A tile is a view of a buffer. Columns beyond the last are unspecified.
@@ -37,7 +37,7 @@ constexpr int room_rows = 16;
 template <class T, int M, int N>
 struct Tile<T, M, N> {
     static constexpr int size = M * pitch<T>(N);
-    static constexpr int allocated = (M + room_rows - 1) / room_rows * room_rows * pitch<T>(N);
+    static constexpr int allocated = parts_of(M, room_rows) * room_rows * pitch<T>(N);
     T* data;
     FLEXC_INLINE T* operator[](int i) const { return data + i * pitch<T>(N); }
 };

@@ -14,8 +14,7 @@
 
 namespace flexc {
 
-constexpr int tile_rows = room_rows, tile_depth = 32;
-static_assert(tile_depth == kept_columns, "a step is a block");
+constexpr int tile_rows = room_rows, tile_depth = kept_columns;
 
 #ifdef FLEXC_TILE_INSTRUCTIONS
 
@@ -93,7 +92,7 @@ template <int... I, class F>
 FLEXC_INLINE void each(Lanes<I...>, F f) { (f(fixed<I>), ...); }
 template <int N> using UpTo = typename LanesUpTo<N>::type;
 
-FLEXC_INLINE constexpr int steps_of(int inner) { return (inner + tile_depth - 1) / tile_depth; }
+FLEXC_INLINE constexpr int steps_of(int inner) { return parts_of(inner, tile_depth); }
 
 // Return `count` elements, with zeros after them. No others are read.
 FLEXC_INLINE Vec<uint16_t, tile_depth> load_some(const bfloat16* from, int count) {
@@ -226,7 +225,7 @@ template <bool Accumulate, int R, int V, int Pitch, class O, class L>
 FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int inner) {
     // Buffers and kept blocks have memory for whole tile registers after their rows.
     if constexpr (is_kept<L> && !is_same<O, MemoryResult<float>>)
-        rows = (rows + tile_rows - 1) / tile_rows * tile_rows;
+        rows = parts_of(rows, tile_rows) * tile_rows;
     const int steps = steps_of(inner);
     int i = 0;
     const bool is_resident = steps <= resident_steps;
@@ -256,7 +255,7 @@ template <bool Accumulate, int R, int V, int N, class O, class L, class Rows>
 FLEXC_SHARED void TileProduct<Accumulate, R, V, N, O, L, Rows>::run(
     O out, L lhs, bfloat16x2* rhs, Rows rows, int inner) {
     constexpr int P = pitch<float>(N), width = V * tile_rows, whole = N / width * width;
-    constexpr int rest = (N - whole + tile_rows - 1) / tile_rows;
+    constexpr int rest = parts_of(N - whole, tile_rows);
     pad_pairs<P>(rhs, inner);
     for (int j = 0; j < whole; j += width)
         tile_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, int(rows), inner);
@@ -306,7 +305,7 @@ public:
     FLEXC_INLINE TileSteps(
         TileResult<float, N> out, L lhs, const bfloat16x2* rhs, int rows, int inner)
         : out(out), lhs(lhs), rhs(rhs), rows(rows), inner(inner) {
-        left = parts * ((rows + height - 1) / height) * (N / width);
+        left = parts * parts_of(rows, height) * (N / width);
     }
     // Prepare for this number of shares.
     FLEXC_INLINE void spread(int times) {
