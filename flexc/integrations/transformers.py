@@ -132,9 +132,13 @@ def without_padding(
     """Return a mask of `length` keys without those that are padding."""
     given = attention_mask.size(1)
     attention_mask = attention_mask[:, :length]
-    if is_tracing(attention_mask) or not attention_mask.all():
-        if given < length:
-            attention_mask = nn.functional.pad(attention_mask, (0, length - given))
+    is_traced = is_tracing(attention_mask)
+    if is_traced or not attention_mask.all():
+        # Reads of a power of two elements are proved once for many lengths.
+        size = length if is_traced else 1 << (length - 1).bit_length()
+        more = size - attention_mask.size(1)
+        if more > 0:
+            attention_mask = nn.functional.pad(attention_mask, (0, more))
         return both(mask, lambda b, h, q_idx, kv_idx: attention_mask[b, kv_idx])
     if given < length:
         return both(mask, lambda b, h, q_idx, kv_idx: kv_idx < given)
