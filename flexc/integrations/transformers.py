@@ -97,8 +97,7 @@ def make_mask(
     elif mask is not None and (q_offset != 0 or kv_offset != 0):
         mask = shifted(mask, q_offset, kv_offset)
     if attention_mask is not None:
-        # A cache of a window's size then has no padding once the window has passed it.
-        mask = without_padding(mask, attention_mask[:, kv_offset:], kv_length)
+        mask = without_padding(mask, attention_mask, kv_offset, kv_length)
     if mask is None:
         return None
     return FunctionMask(mask, batch_size, (q_length, kv_length))
@@ -127,19 +126,24 @@ def window_of(mask_function: Any) -> float:
 
 
 def without_padding(
-    mask: MaskMod | None, attention_mask: Tensor, length: int
+    mask: MaskMod | None, attention_mask: Tensor, first: int, length: int
 ) -> MaskMod | None:
-    """Return a mask of `length` keys without those that are padding."""
-    given = attention_mask.size(1)
-    attention_mask = attention_mask[:, :length]
+    """Return a mask without the padding among `length` keys.
+
+    `first` is the position of the first key. Positions beyond those of `attention_mask`
+    are padding.
+    """
+    given = attention_mask.size(1) - first
     is_traced = is_tracing(attention_mask)
     if is_traced or not attention_mask.all():
-        # Reads of a power of two elements are proved once for many lengths.
-        size = length if is_traced else 1 << (length - 1).bit_length()
-        more = size - attention_mask.size(1)
-        if more > 0:
-            attention_mask = nn.functional.pad(attention_mask, (0, more))
-        return both(mask, lambda b, h, q_idx, kv_idx: attention_mask[b, kv_idx])
+        padding, size = attention_mask[:, first:], length
+        if not is_traced:
+            # Reads of a power of two elements are proved once for many lengths.
+            size = 1 << (length - 1).bit_length()
+            padding = padding[:, :size].contiguous()
+        if given < size:
+            padding = nn.functional.pad(padding, (0, size - max(given, 0)))
+        return both(mask, lambda b, h, q_idx, kv_idx: padding[b, kv_idx])
     if given < length:
         return both(mask, lambda b, h, q_idx, kv_idx: kv_idx < given)
     return mask

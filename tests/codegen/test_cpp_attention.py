@@ -103,6 +103,33 @@ def test_causal_and_softcap(dtype: torch.dtype) -> None:
     )
 
 
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "soft cap": lambda s, b, h, q, k: torch.tanh(s / 2) * 2,
+    "three": lambda s, b, h, q, k: torch.sin(torch.tanh(s) * 3),
+    "softplus": lambda s, b, h, q, k: torch.log1p(torch.exp(s)),
+    "columns": lambda s, b, h, q, k: torch.tanh(s) * torch.log(q + 2.0),
+    "positions": lambda s, b, h, q, k: torch.tanh(s) - torch.log((q - k).abs() + 1.0),
+    "wide": lambda s, b, h, q, k: torch.sin(torch.tanh(s.double())).float(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_functions_in_a_row(name: str, dtype: torch.dtype) -> None:
+    """Maps that `tile-split-functions` splits, and some that it does not."""
+    mods: Any = {"score_mod": FUNCTIONS[name], "mask_mod": causal_mask}
+    tensors: Any = [t.requires_grad_() for t in inputs(dtype, 70, 101, 40, 40)]
+    wide: Any = [t.detach().double().requires_grad_() for t in tensors]
+    out: Any = flexc.flex_attention(*tensors, enable_gqa=True, **mods)
+    want = attention(*wide, enable_gqa=True, **mods).out
+    weight = torch.randn_like(want)
+    found = torch.autograd.grad(out, tensors, weight.to(dtype))
+    wanted = torch.autograd.grad(want, wide, weight)
+    for a, b in zip((out, *found), (want, *wanted), strict=True):
+        error = (a.double() - b).norm() / b.norm()
+        assert error < TOLERANCE[dtype]
+
+
 def test_captured_vector() -> None:
     slopes = torch.rand(4)
     text = attention_text(

@@ -30,7 +30,8 @@ Both apply only if two results of the product fit in a first-level cache.
    function.
 2. The result can take the place of a tile in a cache: the first map reads one element
    by element that the second one does not read.
-3. The second map repeats cheap operations of the first one, but no function.
+3. The second map repeats cheap operations of the first one, and functions of rows or of
+   columns alone.
 """
 
 from __future__ import annotations
@@ -235,11 +236,12 @@ class TileEarlyWeightsPass(ModulePass):
 SHORT = (
     math_dialect.FmaOp,
     math_dialect.AbsFOp,
+    math_dialect.AbsIOp,
     math_dialect.FloorOp,
     math_dialect.CeilOp,
     math_dialect.CopySignOp,
 )
-"""Ops of `math` that are one or two instructions."""
+"""Ops of `math` that are one or two instructions. Other roundings take longer."""
 
 
 def is_function(op: Operation) -> bool:
@@ -321,7 +323,7 @@ def sources_of(
 
 @dataclass(frozen=True)
 class FirstFunction:
-    """The first function of a map that computes more than one."""
+    """The first function, in order, of a map that computes more than one."""
 
     op: tile.PanelMapOp
     value: SSAValue
@@ -329,7 +331,7 @@ class FirstFunction:
     before: set[SSAValue]
     """The values on which it depends, and itself."""
     after: set[SSAValue]
-    """The values of the rest of the map."""
+    """The values on which the other yields depend, up to `value`."""
 
     @classmethod
     def of(cls, op: tile.PanelMapOp) -> FirstFunction | None:
@@ -347,10 +349,14 @@ class FirstFunction:
         rest = [v for v in yielded(op.body.block) if v not in before]
         after = sources_of(rest, known=value)
         tiles = {arg for arg in op.body.block.args if along[arg] == frozenset(FULL)}
-        if not tiles & before or tiles & before & after:
+        has_place = any(arg.type == value.type for arg in tiles & before)
+        if not has_place or tiles & before & after:
             return None
         if value not in after or not set(functions[1:]) & after:
             return None
+        kept = zip(yielded(op.body.block), op.outcomes, strict=True)
+        if any(v is value and outcome.data == tile.KEPT for v, outcome in kept):
+            return None  # It has a tile of its own.
         return cls(op, value, before, after)
 
     def split(self) -> tile.PanelMapOp:

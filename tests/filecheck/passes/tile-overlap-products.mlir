@@ -100,13 +100,14 @@ tile.kernel @weights(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0
 }
 
 // A product by vectors, of a carried place, of two tiles that have no room, or whose map
-// computes more than one function stays where it is.
+// computes more than one function or keeps a tile stays where it is.
 // EARLY-LABEL: tile.kernel @stays
 // CHECK-LABEL: tile.kernel @stays
 // CHECK-NOT: beside
 tile.kernel @stays(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
     %stride : i64 #tile.param<stride 0, 0>, %blocks : i32 #tile.param<argument 1>,
-    %out : memref<?x?xf32> #tile.param<argument 2>, %z : bf16 #tile.param<argument 3>)
+    %out : memref<?x?xf32> #tile.param<argument 2>, %z : bf16 #tile.param<argument 3>,
+    %sums : memref<?xf32> #tile.param<argument 4>)
     grid affine_map<(b, h, q_len) -> (1)> {
   %one = arith.constant 1 : i64
   %none = arith.constant 0 : i64
@@ -123,6 +124,7 @@ tile.kernel @stays(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 
     %t = tile.register_product %k[%at] strides[%stride, %one] rows %n, %q by <32 x 2 x 32> : !k, !tile.tile<64x32xbf16, #tile.pairs> -> !tile.tile<96x32xf32>
     %u = tile.register_product %k[%wide] strides[%stride, %one] rows %n, %q_4 by <32 x 2 x 32> : !k, !tile.tile<64x128xbf16, #tile.pairs> -> !tile.tile<96x128xf32>
     %v = tile.register_product %k[%wide] strides[%stride, %one] rows %n, %q by <32 x 2 x 32> : !k, !tile.tile<64x32xbf16, #tile.pairs> -> !tile.tile<96x32xf32>
+    %w = tile.register_product %k[%wide] strides[%stride, %one] rows %n, %q by <32 x 2 x 32> : !k, !tile.tile<64x32xbf16, #tile.pairs> -> !tile.tile<96x32xf32>
     %s_p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<96x32xf32>) {
       %e = math.exp2 %x : f32
       flex.yield %e : f32
@@ -140,10 +142,19 @@ tile.kernel @stays(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 
       %e = math.exp2 %d : f32
       flex.yield %e : f32
     } -> !tile.tile<96x32xf32>
-    tile.store_strided %s_p, %out[%at] strides [%one, %one] extents [%n, %c96] counted 0 : !tile.tile<96x32xf32>, memref<?x?xf32>
-    tile.store_strided %t_p, %out[%at] strides [%one, %one] extents [%n, %c96] counted 0 : !tile.tile<96x32xf32>, memref<?x?xf32>
-    tile.store_strided %u_p, %out[%at] strides [%one, %one] extents [%n, %c96] counted 0 : !tile.tile<96x128xf32>, memref<?x?xf32>
-    tile.store_strided %v_p, %out[%at] strides [%one, %one] extents [%n, %c96] counted 0 : !tile.tile<96x32xf32>, memref<?x?xf32>
+    %w_p = tile.map(%x : f32 = %w [0, 1] : !tile.tile<96x32xf32>) {
+      %e = math.exp2 %x : f32
+      flex.yield %e : f32
+    } -> !tile.tile<96x32xf32>
+    %s_sum = tile.reduce sum %s_p along 0 count %n : !tile.tile<96x32xf32>
+    tile.store_strided %s_sum, %sums[%at] strides [%one] extents [%c96] : !tile.tile<32xf32>, memref<?xf32>
+    %t_sum = tile.reduce sum %t_p along 0 count %n : !tile.tile<96x32xf32>
+    tile.store_strided %t_sum, %sums[%at] strides [%one] extents [%c96] : !tile.tile<32xf32>, memref<?xf32>
+    %u_sum = tile.reduce sum %u_p along 0 count %n : !tile.tile<96x128xf32>
+    tile.store_strided %u_sum, %sums[%at] strides [%one] extents [%c96] : !tile.tile<128xf32>, memref<?xf32>
+    %v_sum = tile.reduce sum %v_p along 0 count %n : !tile.tile<96x32xf32>
+    tile.store_strided %v_sum, %sums[%at] strides [%one] extents [%c96] : !tile.tile<32xf32>, memref<?xf32>
+    tile.store_strided %w_p, %out[%at] strides [%one, %one] extents [%n, %c96] counted 0 : !tile.tile<96x32xf32>, memref<?x?xf32>
     %next = arith.addi %at, %stride : i64
     scf.yield %next : i64
   }

@@ -61,12 +61,17 @@ tile.kernel @three(%z : f32 #tile.param<argument 0>, %i : i32 #tile.param<dim 0,
 }
 
 // Not split: both parts would read the same tile; the first function is one of columns;
-// it is one of positions, whose result would be one more tile.
+// it is one of positions, whose result would be one more tile; its result is kept as it
+// is; it is wider than the tile.
 // CHECK-LABEL: tile.kernel @kept
 // CHECK: tile.panel_map
 // CHECK: as ["tile"]
 // CHECK-NEXT: tile.panel_map
 // CHECK: as ["tile"]
+// CHECK-NEXT: tile.panel_map
+// CHECK: as ["tile"]
+// CHECK-NEXT: tile.panel_map
+// CHECK: as ["tile", "tile"]
 // CHECK-NEXT: tile.panel_map
 // CHECK: as ["tile"]
 // CHECK-NEXT: tile.return
@@ -91,6 +96,41 @@ tile.kernel @kept(%z : f32 #tile.param<argument 0>)
     %u = arith.subf %y, %a : f32
     %t = math.log %u : f32
     %v = arith.mulf %t, %x : f32
+    %e = math.exp2 %v : f32
+    flex.yield %e : f32
+  } as ["tile"] -> !s
+  %cap, %weights = tile.panel_map [96, 32] (%x : f32 = %s [0, 1] : !s) {
+    %t = math.tanh %x : f32
+    %e = math.exp2 %t : f32
+    flex.yield %t, %e : f32, f32
+  } as ["tile", "tile"] -> !s, !s
+  %wide = tile.panel_map [96, 32] (%x : f32 = %s [0, 1] : !s) {
+    %d = arith.extf %x : f32 to f64
+    %t = math.tanh %d : f64
+    %e = math.exp2 %t : f64
+    %f = arith.truncf %e : f64 to f32
+    flex.yield %f : f32
+  } as ["tile"] -> !s
+  tile.return
+}
+
+// A function of columns is repeated.
+// CHECK-LABEL: tile.kernel @columns
+// CHECK: math.log
+// CHECK: math.tanh
+// CHECK: as ["tile"]
+// CHECK: math.log
+// CHECK: math.exp2
+// CHECK: as ["tile"]
+tile.kernel @columns(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %s = tile.full %z : f32 -> !s
+  %r = tile.full %z : f32 -> !r
+  %p = tile.panel_map [96, 32] (%x : f32 = %s [0, 1] : !s, %y : f32 = %r [1] : !r) {
+    %l = math.log %y : f32
+    %u = arith.mulf %x, %l : f32
+    %t = math.tanh %u : f32
+    %v = arith.addf %t, %l : f32
     %e = math.exp2 %v : f32
     flex.yield %e : f32
   } as ["tile"] -> !s
