@@ -141,8 +141,8 @@ def without_padding(
             # Reads of a power of two elements are proved once for many lengths.
             size = 1 << (length - 1).bit_length()
             padding = padding[:, :size].contiguous()
-        if given < size:
-            padding = nn.functional.pad(padding, (0, size - max(given, 0)))
+        if (more := size - padding.size(1)) > 0:
+            padding = nn.functional.pad(padding, (0, more))
         return both(mask, lambda b, h, q_idx, kv_idx: padding[b, kv_idx])
     if given < length:
         return both(mask, lambda b, h, q_idx, kv_idx: kv_idx < given)

@@ -12,8 +12,8 @@ known. The map of the weights then reads scores once, right after their product.
 `tile-overlap-products`: compute a product of the next iteration beside a map.
 
 1. The map reads one product of the matrix unit, and computes one function, such as
-   exp2: product and map then take about the same time. It keeps no tile of the
-   product's size. The product depends on nothing but the loop's index.
+   exp2: product and map then take about the same time. The map keeps no tile. The
+   product depends on nothing but the loop's index.
 2. The loop carries the product: an iteration maps the product that the one before
    computed, and computes the next one. The first product is computed before the loop,
    if it has iterations. In the last iteration the next product has no rows.
