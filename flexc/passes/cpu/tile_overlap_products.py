@@ -37,7 +37,7 @@ Both apply only if two results of the product fit in a first-level cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -50,6 +50,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, shape_of
+from flexc.passes.scalar.copier import sources_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, build_row_map, variance
@@ -304,21 +305,6 @@ class TileOverlapProductsPass(ModulePass):
                     overlap(loop, reader, ops)
                     break
         erase_dead(op.body)
-
-
-def sources_of(
-    values: Iterable[SSAValue], known: SSAValue | None = None
-) -> set[SSAValue]:
-    """Return values of a region and their sources, without those of `known`."""
-    found: set[SSAValue] = set()
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            if isinstance(op := value.owner, Operation) and value is not known:
-                pending += op.operands
-    return found
 
 
 @dataclass(frozen=True)

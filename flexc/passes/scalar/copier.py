@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FileLineColLoc, IntegerType, i64
@@ -66,19 +66,27 @@ class Copier:
         return total
 
 
+def sources_of(
+    values: Iterable[SSAValue], known: SSAValue | None = None
+) -> set[SSAValue]:
+    """Return values of a region and their sources, without those of `known`."""
+    found: set[SSAValue] = set()
+    left = list(values)
+    while left:
+        value = left.pop()
+        if value not in found:
+            found.add(value)
+            if isinstance(op := value.owner, Operation) and value is not known:
+                left += op.operands
+    return found
+
+
 def needed(value: SSAValue) -> list[Operation]:
     """Return the ops of a region that compute a value, in order."""
-    found: set[Operation] = set()
-    left = [value]
-    while left:
-        owner = left.pop().owner
-        if isinstance(owner, Operation) and owner not in found:
-            found.add(owner)
-            left += owner.operands
-    last = value.owner
+    last, found = value.owner, sources_of([value])
     if not isinstance(last, Operation) or last.parent is None:
         return []
-    return [op for op in last.parent.ops if op in found]
+    return [op for op in last.parent.ops if not found.isdisjoint(op.results)]
 
 
 def sliced(region: Region, values: Sequence[SSAValue]) -> Region:

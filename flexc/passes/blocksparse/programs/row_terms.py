@@ -24,12 +24,13 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32, i64
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
 from flexc.passes.flex.score_factor import score_variation
+from flexc.passes.scalar.copier import needed
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -85,30 +86,16 @@ def part_of(region: Region, value: SSAValue, without: Sequence[SSAValue]) -> Reg
     for old, new in zip(region.block.args, block.args, strict=True):
         mapping[old] = new
         new.name_hint = old.name_hint
-    needed = slice_of(value)
-    for op in region.block.ops:
-        if op in needed:
-            clone = op.clone(mapping)
-            clone.location = op.location
-            block.add_op(clone)
+    for op in needed(value):
+        clone = op.clone(mapping)
+        clone.location = op.location
+        block.add_op(clone)
     block.add_op(flex.YieldOp(mapping[value]))
     for arg in without:
         new = mapping[arg]
         assert not list(new.uses)
         block.erase_arg(block.args[block.args.index(new)])
     return Region(block)
-
-
-def slice_of(value: SSAValue) -> set[Operation]:
-    """Return the ops that compute a value."""
-    found: set[Operation] = set()
-    work = [value]
-    while work:
-        owner = work.pop().owner
-        if isinstance(owner, Operation) and owner not in found:
-            found.add(owner)
-            work += owner.operands
-    return found
 
 
 class Splitter:
