@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseArrayBase, Float64Type
 from xdsl.ir import Operation, Region, SSAValue
 
@@ -224,17 +225,20 @@ def captures_inside(subject: Subject) -> Iterator[Fact]:
         for found in indices_outside(region, subject.positions, subject.known):
             index = meant(unwrapped(found.load.indices[found.axis]))
             what = f"index {spell(index)} of {spell(found.load.result)}"
-            if isinstance(index.owner, flex.LoadCaptureOp):
-                why = "is itself loaded"
-                then = "it is guarded, and reads 0 outside"
-            else:
-                why = f"may be {found.found.lo:,} to {found.found.hi:,}"
-                then = (
-                    "a call raises CapturedIndexError if lengths show that a live pair "
-                    "reads outside, else it reads 0"
-                )
-            text = f"{what} {why}, and the size there is {found.size:,}: suspicious; "
-            yield Fact(name, False, text + then)
+            guarded = "it is guarded, and reads 0 outside"
+            match index.owner:
+                case arith.FPToSIOp():
+                    why, then = "is made of a float", guarded
+                case flex.LoadCaptureOp():
+                    why, then = "is itself loaded", f"suspicious; {guarded}"
+                case _:
+                    why = f"may be {found.found.lo:,} to {found.found.hi:,}"
+                    then = (
+                        "suspicious; a call raises CapturedIndexError if lengths show "
+                        "that a live pair reads outside, else it reads 0"
+                    )
+            size = f"the size there is {found.size:,}"
+            yield Fact(name, False, f"{what} {why}, and {size}: {then}")
             return
     names = dict.fromkeys(spell(load.tensor) for load in loads)
     yield Fact(name, True, f"all indices of {', '.join(names)}, at these lengths")

@@ -186,3 +186,16 @@ def test_explain_says_what_is_suspicious() -> None:
         )
         assert "suspicious" in str(found)
         assert (raises in " ".join(str(found).split())) == (name == "column")
+
+
+def test_explain_calls_no_bucket_of_floats_suspicious() -> None:
+    table = torch.randn(2, 32)
+
+    def bucket(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        near = (q - k).abs().float().add(1).log2()
+        return s + table[h, near.clamp(max=31).to(torch.int32)]
+
+    found = flexc.explain(None, 1, 2, 128, 128, device="cpu", score_mod=bucket)
+    found = " ".join(str(found).split())
+    assert "is made of a float, and the size there is 32: it is guarded" in found
+    assert "suspicious" not in found
