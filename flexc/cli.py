@@ -196,9 +196,10 @@ def explain(args: argparse.Namespace) -> None:
 
     from flexc.runtime.explain import explain_mask
 
+    length = f"--q-len {args.q_len}"
     usage: dict[ModKind, str] = {
-        "score_mod": "flexc explain - --score-mod {}",
-        "mask_mod": "flexc explain {}",
+        "score_mod": f"flexc explain - --score-mod {{}} {length}",
+        "mask_mod": f"flexc explain {{}} {length}",
     }
     score_mod, mask_mod = _load_mods(args, usage)
     explanation = explain_mask(

@@ -117,6 +117,7 @@ def test_a_score_mod_to_explain(mods: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["explain", f"{mods}:alibi", "--q-len", "8"]) == 1
     said = capsys.readouterr().err
     assert "arguments of a score_mod: flexc explain - --score-mod " in said
+    assert said.rstrip().endswith(":alibi --q-len 8")
 
 
 @pytest.mark.parametrize(
