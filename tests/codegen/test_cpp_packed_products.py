@@ -94,20 +94,21 @@ tile.kernel @products(
 
 
 @pytest.mark.parametrize(
-    ("machine", "machine_flags", "lengths"),
-    pairwise(PACKED, INSTRUCTIONS, [(33, 131), (97, 64)]),
+    ("machine", "machine_flags", "lengths", "dims"),
+    pairwise(PACKED, INSTRUCTIONS, [(33, 131), (97, 64)], [(80, 48), (136, 160)]),
     ids=str,
 )
 def test_attention_of_pairs(
     machine: MachineName,
     lengths: tuple[int, int],
+    dims: tuple[int, int],
     machine_flags: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if machine_flags:
         monkeypatch.setenv("FLEXC_MACHINE", machine_flags)
     mask = "%m = arith.cmpi sge, %qi, %ki : i32\nflex.yield %m : i1"
-    text = attention_text(torch.bfloat16, 80, 48, mask_mod=mask)
+    text = attention_text(torch.bfloat16, *dims, mask_mod=mask)
     ctx, module = parse(text)
     convert = ConvertFlexToBlocksparsePass("cpp", machine=machine)
     passes = (
@@ -117,8 +118,8 @@ def test_attention_of_pairs(
     )
     spec = run_passes(ctx, module, passes)
     assert ("TileRegisters" in spec.source) == (machine == "amx")
-    query = torch.randn(1, 2, lengths[0], 80).bfloat16()
-    key, value = (torch.randn(1, 2, lengths[1], n).bfloat16() for n in (80, 48))
+    query = torch.randn(1, 2, lengths[0], dims[0]).bfloat16()
+    key, value = (torch.randn(1, 2, lengths[1], n).bfloat16() for n in dims)
     out, lse = run_attention(spec, query, key, value, 0.1)
     seen = torch.ones(lengths, dtype=torch.bool).tril()
     scores = (query.double() @ key.double().mT * 0.1).masked_fill(~seen, -torch.inf)
@@ -146,8 +147,8 @@ def beside_maps(mask: str = "", dims: tuple[int, int] = (64, 32)) -> KernelSpec:
 
 @pytest.mark.parametrize(
     ("mask", "dims"),
-    [("", (64, 32)), ("", (72, 24)), (CAUSAL, (40, 32)), (CAUSAL, (128, 128))],
-    ids=["dense-64", "dense-72", "causal-40", "causal-128"],
+    [("", (64, 32)), ("", (72, 24)), (CAUSAL, (40, 32)), (CAUSAL, (96, 96))],
+    ids=["dense-64", "dense-72", "causal-40", "causal-96"],
 )
 def test_products_beside_maps(mask: str, dims: tuple[int, int]) -> None:
     """Scores are level, or grow so that each block replaces the maxima."""
@@ -200,7 +201,12 @@ def matrix(memory: Tensor, rows: int, columns: int, strides: tuple[int, int]) ->
 
 @pytest.mark.parametrize(
     ("machine", "machine_flags", "form", "sizes"),
-    pairwise(PACKED, INSTRUCTIONS, range(len(FORMS)), [(32, 64), (20, 40), (48, 18)]),
+    pairwise(
+        PACKED,
+        INSTRUCTIONS,
+        range(len(FORMS)),
+        [(32, 64), (20, 40), (48, 18), (64, 66)],
+    ),
     ids=str,
 )
 def test_products_of_pairs(
@@ -226,7 +232,7 @@ def test_products_of_pairs(
     run = Kernel(run_passes(ctx, module, PREPARE))
     a_strides = [(67, 1), (1, 67), (66, 3)][form]
     b_strides = [(1, 71), (71, 1), (3, 210)][form]
-    a, b = (torch.randn(12_000).bfloat16() for _ in range(2))
+    a, b = (torch.randn(16_000).bfloat16() for _ in range(2))
     if form == 0:  # Nothing after a row's terms is used.
         a.as_strided((ROWS, 67 - inner), (67, 1), inner).fill_(torch.nan)
     c = torch.randn(inner * columns)

@@ -125,21 +125,43 @@ FLEXC_INLINE Strided<bfloat16, int64_t, Fixed<1>, Fixed<0>> step_of(
     return {reinterpret_cast<const bfloat16*>(copies), tile_depth};
 }
 
-// Add `tile_depth` terms to R x V tile registers of sums: four registers hold sums, two
-// rows of lhs and two columns of rhs.
+// Ask for the tile register of lhs of step k.
+template <int M>
+FLEXC_INLINE void prefetch_step(KeptOperand<M> lhs, int k) {
+#pragma GCC unroll 16
+    for (int i = 0; i < tile_rows; ++i) __builtin_prefetch(lhs.block(k).at(i));
+}
+template <class Row, class Next>
+FLEXC_INLINE void prefetch_step(Strided<bfloat16, Row, Fixed<1>, Next> lhs, int k) {
+#pragma GCC unroll 16
+    for (int i = 0; i < tile_rows; ++i) __builtin_prefetch(lhs.at(i) + k * tile_depth);
+}
+
+// Add `tile_depth` terms to R x V tile registers of sums. Four of the eight registers
+// hold sums; the others hold two rows of lhs and two columns of rhs, or one row and, in
+// turn, three columns.
 template <int R, int V, int Pitch, class L>
 FLEXC_INLINE void tile_step(L lhs, const bfloat16x2* rhs) {
-    static_assert(R * V <= 4 && V <= 2, "there are eight tile registers");
-    each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
-        tile_load<6 + int(v)>(rhs + v * tile_rows, Pitch * sizeof(bfloat16x2));
-    });
-    each(UpTo<R>{}, [=](auto i) FLEXC_EACH {
-        constexpr int row = 4 + int(i) % 2;
-        tile_load<row>(lhs.at(i * tile_rows), lhs.row * sizeof(bfloat16));
+    static_assert(R * V <= 4 && (R == 1 || V <= 2), "there are eight tile registers");
+    if constexpr (V > 2) {
+        tile_load<4>(lhs.data, lhs.row * sizeof(bfloat16));
         each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
-            tile_multiply<int(i) * V + int(v), row, 6 + int(v)>();
+            constexpr int column = 5 + int(v) % 3;
+            tile_load<column>(rhs + v * tile_rows, Pitch * sizeof(bfloat16x2));
+            tile_multiply<int(v), 4, column>();
         });
-    });
+    } else {
+        each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+            tile_load<6 + int(v)>(rhs + v * tile_rows, Pitch * sizeof(bfloat16x2));
+        });
+        each(UpTo<R>{}, [=](auto i) FLEXC_EACH {
+            constexpr int row = 4 + int(i) % 2;
+            tile_load<row>(lhs.at(i * tile_rows), lhs.row * sizeof(bfloat16));
+            each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
+                tile_multiply<int(i) * V + int(v), row, 6 + int(v)>();
+            });
+        });
+    }
 }
 
 template <bool Accumulate, int R, int V, class O>
@@ -172,19 +194,23 @@ FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int inner) {
     start_sums<Accumulate, R, V>(out);
 #pragma GCC unroll 1
     for (int k = 0, steps = steps_of(inner); k < steps; ++k) {
+        // A load of a tile register waits for a second-level cache, row by row.
+        if constexpr (V > 2)
+            k + 1 < steps ? prefetch_step(lhs, k + 1) : prefetch_step(lhs.from(tile_rows), 0);
         const auto terms = step_of<R * tile_rows>(lhs, k, inner, copies);
         tile_step<R, V, Pitch>(terms, rhs + k * (Pitch * tile_depth / 2));
     }
     store_sums<R, V>(out);
 }
 
-// An rhs of one or two steps stays in registers while all rows are computed: a load of a
-// tile register takes as long as a product if another thread shares the core.
-constexpr int resident_steps = 2;
+// An rhs of one or two steps, of up to two columns, stays in registers while all rows are
+// computed: a load of a tile register takes as long as a product if another thread shares
+// the core.
+template <int V> constexpr int resident_steps = V <= 2 ? 2 : 0;
 
 template <int V, int Pitch>
 FLEXC_INLINE void load_resident(const bfloat16x2* rhs, int steps) {
-    each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
+    each(UpTo<resident_steps<V>>{}, [=](auto k) FLEXC_EACH {
         each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
             const auto* from = rhs + k * (Pitch * tile_depth / 2) + v * tile_rows;
             if (k < steps) tile_load<4 + int(k) * V + int(v)>(from, Pitch * sizeof(bfloat16x2));
@@ -198,12 +224,12 @@ FLEXC_INLINE void tile_row(O out, L lhs, int inner) {
     alignas(64) Copies<tile_rows> copies;
     const int steps = steps_of(inner);
     start_sums<Accumulate, 1, V>(out);
-    each(UpTo<resident_steps>{}, [=, &copies](auto k) FLEXC_EACH {
+    each(UpTo<resident_steps<V>>{}, [=, &copies](auto k) FLEXC_EACH {
         if (k >= steps) return;
         const auto terms = step_of<tile_rows>(lhs, k, inner, copies);
         tile_load<2 + int(k)>(terms.data, terms.row * sizeof(bfloat16));
     });
-    each(UpTo<resident_steps>{}, [=](auto k) FLEXC_EACH {
+    each(UpTo<resident_steps<V>>{}, [=](auto k) FLEXC_EACH {
         each(UpTo<V>{}, [=](auto v) FLEXC_EACH {
             if (k < steps) tile_multiply<int(v), 2 + int(k), 4 + int(k) * V + int(v)>();
         });
@@ -228,7 +254,7 @@ FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int 
         rows = parts_of(rows, tile_rows) * tile_rows;
     const int steps = steps_of(inner);
     int i = 0;
-    const bool is_resident = steps <= resident_steps;
+    const bool is_resident = steps <= resident_steps<V>;
     if (is_resident)
         load_resident<V, Pitch>(rhs, steps);
     else
@@ -242,7 +268,7 @@ FLEXC_INLINE void tile_panel(O out, L lhs, const bfloat16x2* rhs, int rows, int 
             tile_block<Accumulate, 1, V, Pitch>(out.from(at), lhs.from(at), rhs, inner);
     }
     if (i < rows)
-        product_rows<Accumulate, 8, V, Pitch>(
+        product_rows<Accumulate, (V > 2 ? 4 : 8), V, Pitch>(
             out.from(i), lhs.from(i), rhs, int32_t(rows - i), inner);
 }
 
@@ -291,7 +317,7 @@ FLEXC_INLINE void add_tile_product(
 // block of R x V tile registers.
 template <int R, int V, int N, int Depth, class L>
 class TileSteps {
-    static constexpr bool is_resident = Depth <= resident_steps;
+    static constexpr bool is_resident = Depth <= resident_steps<V>;
     static constexpr int height = (is_resident ? 1 : R) * tile_rows, width = V * tile_rows;
     static constexpr int P = pitch<float>(N), parts = is_resident ? 1 : Depth;
     static_assert(N % width == 0, "blocks of columns are whole");

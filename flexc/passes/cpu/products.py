@@ -96,13 +96,20 @@ def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     """Return the register tile of a product; narrow results get more rows."""
     element, (rows, columns) = element_of(op.result.type), shape_of(op.result.type)
     assert isinstance(element, FixedBitwidthType)
-    most_rows, most_vectors, depth = machine.register_rows, machine.vectors, 1
+    most_rows, most_vectors = machine.register_rows, machine.vectors
+    wide_rows, depth = machine.wide_rows, 1
     if tile.is_packed(op.rhs.type) and (packed := machine.packed) is not None:
         depth = 2
         # A matrix unit clears the rows of rhs after the counted terms.
         if op.count is None or counts_of_sums(op.rhs) == {op.count}:
-            most_rows, most_vectors, depth = packed.rows, packed.vectors, packed.depth
-    vectors = min(most_vectors, -(-columns // machine.lanes(element.bitwidth)))
+            most_rows, most_vectors = packed.rows, packed.vectors
+            wide_rows, depth = packed.wide_rows, packed.depth
+    vectors = -(-columns // machine.lanes(element.bitwidth))
+    # An rhs of two steps stays in the registers of a matrix unit.
+    stays = depth > 2 and shape_of(op.rhs.type)[0] <= 2 * depth
+    if wide_rows and not stays and vectors % (2 * most_vectors) == 0:
+        most_rows, most_vectors = wide_rows, 2 * most_vectors
+    vectors = min(most_vectors, vectors)
     fitting = most_rows * most_vectors // vectors
     return RegisterTileAttr(min(rows, fitting), vectors, depth)
 

@@ -23,6 +23,12 @@ from flexc.passes.targets.target import (
 CPU_COLUMNS = 96
 """The columns of a tile on a CPU: whole register tiles of 6 and of 8 rows."""
 
+UNIT_COLUMNS = 192
+"""The columns of a tile of two panels of a matrix unit.
+
+An addition of V^T P^T loads and stores its sums once for these columns.
+"""
+
 LISTED_COLUMNS = 128
 """The widest block of a table that an iteration visits as a whole."""
 
@@ -60,13 +66,14 @@ class PackedProducts:
     One instruction adds the products of `depth` columns of the lhs and rows of the rhs,
     which `#tile.pairs` packs, to fp32. With a depth above 2 it is one of a matrix unit,
     whose registers hold 16 rows of 16 sums. `rows` and `vectors` of sums stay in
-    registers.
+    registers, or `wide_rows` and twice as many vectors.
     """
 
     element: str
     """The type of the elements, as IR prints it: calls replay without xDSL."""
     rows: int
     vectors: int
+    wide_rows: int | None = None
     depth: int = 2
 
 
@@ -75,17 +82,24 @@ class VectorMachine:
     """The vectors of a CPU, and the block of a product that fits its registers.
 
     `register_rows` rows of `vectors` vectors each leave registers for a vector of the
-    left operand and a row of the right operand.
+    left operand and a row of the right operand. So do `wide_rows` rows of twice as many
+    vectors, which load fewer operands for each sum, where a result has such columns.
     """
 
     name: MachineName
     vector_bytes: int
     register_rows: int
     vectors: int
+    wide_rows: int | None = None
     widens_half: bool = False
     """True if one instruction widens a vector of fp16."""
     packed: PackedProducts | None = None
     """The products of 16-bit floats that need no widening."""
+
+    @property
+    def has_unit(self) -> bool:
+        """True if a matrix unit computes packed products."""
+        return self.packed is not None and self.packed.depth > 2
 
     def lanes(self, bits: int) -> int:
         """Return the number of elements of a vector."""
@@ -100,16 +114,16 @@ MACHINES: dict[MachineName, VectorMachine] = {
     machine.name: machine
     for machine in (
         VectorMachine(
-            *("amx", 64, 8, 2),
+            *("amx", 64, 8, 2, 6),
             widens_half=True,
-            packed=PackedProducts("bf16", 32, 2, depth=32),
+            packed=PackedProducts("bf16", 32, 2, 16, depth=32),
         ),
         VectorMachine(
-            *("avx512_bf16", 64, 8, 2),
+            *("avx512_bf16", 64, 8, 2, 6),
             widens_half=True,
             packed=PackedProducts("bf16", 8, 2),
         ),
-        VectorMachine("avx512", 64, 8, 2, widens_half=True),
+        VectorMachine("avx512", 64, 8, 2, 6, widens_half=True),
         VectorMachine("avx2", 32, 6, 2, widens_half=True),
         VectorMachine("neon", 16, 6, 4),
         VectorMachine("portable", 16, 6, 2),
@@ -137,14 +151,18 @@ class CppTarget(Target):
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         widest = max(shape.head_dim, shape.value_dim)
         if self.trims(options):
+            is_packed = self.packs(shape.bits, options)
+            machine = MACHINES[options.machine]
             return panel_sizes(
-                options.machine,
+                machine,
                 max(32, shape.bits),
                 widest,
                 shape.sparse_block,
-                is_packed=self.packs(shape.bits, options),
+                is_packed=is_packed,
                 rows=shape.rows,
-                panels=1 if shape.short_rows else panels_for(widest),
+                panels=1
+                if shape.short_rows
+                else panels_for(machine, widest, is_packed),
                 most_rows=options.program_rows,
             )
         # Q, K^T, V, scores and accumulator stay in the second-level cache.
@@ -154,7 +172,7 @@ class CppTarget(Target):
     def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
         if self.trims(options):
             return panel_sizes(
-                options.machine,
+                MACHINES[options.machine],
                 max(32, shape.score_bits),
                 max(*shape.rows, *shape.columns),
                 shape.sparse_block,
@@ -201,17 +219,21 @@ def rows_of_a_program(rows: int) -> int | None:
     return most if most < TALLEST else None
 
 
-def panels_for(widest: int) -> int:
+def panels_for(machine: VectorMachine, widest: int, is_packed: bool) -> int:
     """Return how many panels of rows a program owns: a power of 2.
 
     A program reads all keys and values that its rows see. Wide ones of a head may lie
-    in a third-level cache, and rows of strided heads in many pages.
+    in a third-level cache, and rows of strided heads in many pages. A wide register
+    tile has the columns of two panels; with more of them, the operands of a matrix unit
+    leave the first-level cache.
     """
-    return power_of_2_up_to(min(MOST_PANELS, max(1, widest // PANEL_DIM)))
+    least = 1 if is_packed or machine.wide_rows is None else 2
+    most = 2 if is_packed and machine.has_unit else MOST_PANELS
+    return power_of_2_up_to(min(most, max(least, widest // PANEL_DIM)))
 
 
 def panel_sizes(
-    machine: MachineName,
+    machine: VectorMachine,
     bits: int,
     widest: int,
     sparse_block: tuple[int, int] | None = None,
@@ -230,11 +252,12 @@ def panel_sizes(
     A program that `sums_columns` reads and writes these sums for each tile, so that
     tiles with more rows are faster.
     """
-    panel = MACHINES[machine].panel(bits)
+    panel = machine.panel(bits)
     if most_rows is not None:
         panels = min(panels, -(-most_rows // panel))
     panel *= panels
-    most = SUMMED if sums_columns else CPU_COLUMNS
+    is_wide = panels > 1 and is_packed and machine.has_unit
+    most = SUMMED if sums_columns else UNIT_COLUMNS if is_wide else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
     columns = min(most, max(8, room // 8 * 8))
     if sums_columns:

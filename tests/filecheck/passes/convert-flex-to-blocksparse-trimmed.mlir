@@ -7,7 +7,7 @@
 
 // All columns: the last iteration has what is left. No segment is partial.
 // CHECK-LABEL: @dense
-// CHECK: block_m = 32 : i32, block_n = 96 : i32
+// CHECK: block_m = 64 : i32, block_n = 96 : i32
 // CHECK-NOT: segment partial
 // CHECK: blocksparse.segment full {inside} bounds(
 // CHECK: } block(

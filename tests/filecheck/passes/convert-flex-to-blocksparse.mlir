@@ -20,7 +20,7 @@ func.func @no_mask(%q : !t, %scale : f32) {
   // CHECK: flex.yield [[START]] : i32
   // CHECK: blocksparse.segment partial bounds(
   // CHECK-NOT: mask_mod
-  // CHOSEN: block_m = 32 : i32, block_n = 96 : i32
+  // CHOSEN: block_m = 64 : i32, block_n = 96 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
