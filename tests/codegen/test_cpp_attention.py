@@ -213,19 +213,30 @@ def window(b: int, h: int, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("mask", "head_dim"), in_turn([None, causal_mask, window], [40, 64, 128])
+    ("mask", "rows"),
+    in_turn(
+        [None, causal_mask, window],
+        [
+            (64, torch.bfloat16),
+            (128, torch.float32),
+            (128, torch.bfloat16),
+            (40, torch.float32),
+        ],
+    ),
 )
 def test_copies_of_far_rows_change_no_bit(
-    mask: Callable[..., Any] | None, head_dim: int
+    mask: Callable[..., Any] | None, rows: tuple[int, torch.dtype]
 ) -> None:
     """Enough programs of a head run on one thread that it reads its copies of rows."""
-    views = torch.randn(2, 600, 8, head_dim).transpose(1, 2).split([4, 2, 2], 1)
+    head_dim, dtype = rows
+    projected = torch.randn(2, 600, 8, head_dim, dtype=dtype)
+    views = projected.transpose(1, 2).split([4, 2, 2], 1)
     near = [x.contiguous() for x in views]
     if head_dim == 128:  # Rows of 512 bytes are far from each other too.
         near = [torch.cat([x, x[..., :16]], 3)[..., :128] for x in near]
     options: Any = {"mask_mod": mask, "enable_gqa": True, "backend": "cpp"}
     attend = partial(flexc.flex_attention, **options)
-    d_out = torch.randn(2, 4, 600, head_dim)
+    d_out = torch.randn(2, 4, 600, head_dim, dtype=dtype)
     found: list[tuple[Tensor, ...]] = []
     for given in (views, near):
         qkv = [x.detach().requires_grad_() for x in given]

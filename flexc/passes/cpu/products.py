@@ -26,7 +26,7 @@ Transposing or copying a block of memory costs more than a product with few rows
 4. For a read in place along a counted dimension in a loop, the operand `next` is the
    distance to the block of the next iteration, so that the block can be prefetched.
 5. Rows of a head that a loop reads in place become `tile.near_rows`: those that lie
-   apart are copied for later programs of a thread. Those of a packed rhs are not.
+   apart are copied for later programs of a thread.
 6. An lhs that a loop transposes for a packed rhs gets the layout `#tile.kept`: programs
    of a thread find the blocks that earlier ones transposed.
 7. The kernel gets an attribute with the width of the vectors.
@@ -291,9 +291,7 @@ class DotInRegisters(RewritePattern):
         if inner is not None and op.count not in (None, inner):
             return None
         code = ScalarCode(InsertPoint.before(op))
-        tensor, base, strides = load.tensor, load.base, load.strides
-        if not tile.is_packed(op.rhs.type):
-            tensor, base, strides = near_place(load, code)
+        tensor, base, strides = near_place(load, code)
         return tile.RegisterProductOp(
             tensor,
             op.rhs,

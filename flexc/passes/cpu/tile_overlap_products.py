@@ -86,8 +86,9 @@ def early_ops(product: SSAValue) -> list[Operation] | None:
     if op.base is None or op.acc is not None or op.inner is not None:
         return None
     ops = slice_of(op, loop)
-    scalars = (v.type for other in (ops or [op])[:-1] for v in other.results)
-    is_large = any(isinstance(t, tile.TileType | TensorType) for t in scalars)
+    before = [o for o in (ops or [op])[:-1] if not isinstance(o, tile.NearRowsOp)]
+    types = (v.type for other in before for v in other.results)
+    is_large = any(isinstance(t, tile.TileType | TensorType) for t in types)
     return None if is_large else ops
 
 

@@ -299,18 +299,21 @@ def products_of(call: Attention) -> str:
 def copies_of(subject: Subject, differentiated: bool) -> str:
     """Return the rows of which threads of a CPU keep copies, empty if there are none.
 
-    `NearRows` in flexc_memory.h decides.
+    `NearRows` in flexc_memory.h decides. A forward of packed products keeps values
+    transposed.
     """
     call = subject.call
     programs = -(-subject.sizes[2] // subject.tile.block_m)
     packed = MACHINES[host_machine()].packed and call.query.dtype == torch.bfloat16
     later = programs >= tile.NearRowsOp.REPEATING_PROGRAMS * torch.get_num_threads()
     is_repeated = differentiated or later
-    if not call.computed_by.for_cpu or call.pages or packed or not is_repeated:
+    if not call.computed_by.for_cpu or call.pages or not is_repeated:
         return ""
     placement = call.placement or Placement.of(*call.operands)
     sides = zip(("keys", "values"), (call.key, call.value), placement.far, strict=True)
     far = [name for name, t, is_far in sides if is_far and t.element_size() > 1]
+    if packed and not differentiated:
+        far = [name for name in far if name == "keys"]
     if not far:
         return ""
     why = "rows lie apart or fall on few sets of a cache"
