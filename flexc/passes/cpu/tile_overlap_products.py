@@ -19,7 +19,8 @@ known. The map of the weights then reads scores once, right after their product.
    if it has iterations. In the last iteration the next product has no rows.
 3. The product is `beside` the map: its instructions lie between the map's rows.
 
-Both apply only if two results of the product fit in a first-level cache.
+Weights are early if a result of the product fits in a first-level cache, and products
+are beside maps if two do.
 
 `tile-split-functions`: let a map compute one long function, such as tanh or exp2.
 
@@ -68,11 +69,12 @@ def last_op(block: Block) -> Operation:
     return block.last_op
 
 
-def early_ops(product: SSAValue) -> list[Operation] | None:
+def early_ops(product: SSAValue, results: int) -> list[Operation] | None:
     """Return what computes a product of a matrix unit, the product last.
 
     Return None if no earlier iteration may compute it: what precedes the product has to
-    be scalars that depend on nothing but the loop's index.
+    be scalars and near rows that depend on nothing but the loop's index. So many
+    `results` have to fit in a cache.
     """
     op = product.owner
     loop = op.parent_op()
@@ -81,7 +83,11 @@ def early_ops(product: SSAValue) -> list[Operation] | None:
     rows, columns = shape_of(op.result.type)
     block = op.register_tile
     is_whole = rows >= block.rows.data and columns % (16 * block.vectors.data) == 0
-    if not block.is_of_unit or not is_whole or 2 * 4 * rows * columns > CACHE_BYTES:
+    if (
+        not block.is_of_unit
+        or not is_whole
+        or results * 4 * rows * columns > CACHE_BYTES
+    ):
         return None
     if op.base is None or op.acc is not None or op.inner is not None:
         return None
@@ -113,7 +119,7 @@ class EarlyWeights:
             return None
         flags, largest, kept = op.inputs
         reduce, branch = largest.owner, branch_on(flags)
-        if not isinstance(reduce, tile.ReduceOp) or early_ops(reduce.input) is None:
+        if not isinstance(reduce, tile.ReduceOp) or early_ops(reduce.input, 1) is None:
             return None
         if not isinstance(kept, BlockArgument) or kept.block is not op.parent:
             return None
@@ -270,7 +276,7 @@ def ops_beside(op: tile.PanelMapOp) -> list[Operation] | None:
     product = value.owner
     assert isinstance(product, tile.RegisterProductOp)
     is_read_whole = product.rows is op.count and product.parent is op.parent
-    return early_ops(value) if is_read_whole else None
+    return early_ops(value, 2) if is_read_whole else None
 
 
 def overlap(loop: scf.ForOp, reader: tile.PanelMapOp, ops: list[Operation]) -> None:
