@@ -132,7 +132,7 @@ CAUSAL = "%m = arith.cmpi sge, %qi, %ki : i32\nflex.yield %m : i1"
 
 
 def beside_maps(mask: str = "", dims: tuple[int, int] = (64, 32)) -> KernelSpec:
-    """A kernel with early weights, whose products lie beside maps if two fit a cache."""
+    """A kernel of early weights, whose products lie beside maps if two fit a cache."""
     ctx, module = parse(attention_text(torch.bfloat16, *dims, mask_mod=mask))
     convert = ConvertFlexToBlocksparsePass("cpp", machine="amx")
     passes = (

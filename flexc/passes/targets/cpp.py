@@ -259,7 +259,8 @@ def panel_sizes(
     is_wide = panels > 1 and is_packed and machine.has_unit
     most = SUMMED if sums_columns else UNIT_COLUMNS if is_wide else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
-    columns = min(most, max(8, room // 8 * 8))
+    step = KEPT_COLUMNS if is_packed else 8
+    columns = min(most, max(step, room // step * step))
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)
     if rows is not None and rows <= FEW_ROWS:
@@ -274,5 +275,5 @@ def panel_sizes(
         return TileSizes(panel, sparse_n)
     # Iterations visit about equal numbers of columns.
     times = -(-sparse_n // columns)
-    even = min(columns, -(-sparse_n // times // 8) * 8)
+    even = min(columns, -(-sparse_n // times // step) * step)
     return TileSizes(panel, even)

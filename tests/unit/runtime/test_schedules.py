@@ -20,7 +20,7 @@ from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.targets.cpp import CPP, MACHINES, MOST_PANELS
+from flexc.passes.targets.cpp import CPP, KEPT_COLUMNS, MACHINES, MOST_PANELS
 from flexc.passes.targets.target import AttentionShape, SizeOptions, TileSizes
 from flexc.runtime.attention.call import (
     Attention,
@@ -580,7 +580,7 @@ def test_few_keys_are_no_fact_where_tiles_do_not_depend_on_them(
 def test_programs_of_a_cpu_have_no_panels_beyond_the_queries(
     q_len: int, rows: int | None
 ) -> None:
-    """Programs of wide heads own up to four panels of 32 rows."""
+    """Programs of wide heads own up to four panels, two on a matrix unit."""
     query = torch.zeros(1, 2, q_len, 256, dtype=torch.bfloat16)
     signature = read_signature(None, None, CPU)
     call = Attention(
@@ -592,8 +592,19 @@ def test_programs_of_a_cpu_have_no_panels_beyond_the_queries(
         options = SizeOptions(machine=machine, program_rows=rows)
         tile = CPP.attention_sizes(AttentionShape(16, 256, 256), options)
         panel = MACHINES[machine].panel(32)
-        most = MOST_PANELS * panel
+        most = (2 if machine == "amx" else MOST_PANELS) * panel
         assert tile.block_m == min(most, max(panel, rows or most))
+
+
+@pytest.mark.parametrize("sparse_block", [None, (64, 64), (128, 512), (256, 384)])
+def test_tiles_of_packed_products_are_whole_blocks_that_threads_keep(
+    sparse_block: tuple[int, int] | None,
+) -> None:
+    options = SizeOptions(machine="amx")
+    for dim in (16, 64, 128, 256, 384, 512, 768, 2000):
+        shape = AttentionShape(16, dim, dim, sparse_block)
+        tile = CPP.attention_sizes(shape, options)
+        assert tile.block_n % KEPT_COLUMNS == 0
 
 
 @pytest.mark.parametrize(
