@@ -131,28 +131,38 @@ def test_attention_of_pairs(
 CAUSAL = "%m = arith.cmpi sge, %qi, %ki : i32\nflex.yield %m : i1"
 
 
-def beside_maps(mask: str = "", dims: tuple[int, int] = (64, 32)) -> KernelSpec:
+def beside_maps(
+    mask: str = "", dims: tuple[int, int] = (64, 32), tile: int | None = None
+) -> KernelSpec:
     """A kernel of early weights, whose products lie beside maps if two fit a cache."""
     ctx, module = parse(attention_text(torch.bfloat16, *dims, mask_mod=mask))
-    convert = ConvertFlexToBlocksparsePass("cpp", machine="amx")
+    convert = ConvertFlexToBlocksparsePass("cpp", tile, tile, machine="amx")
     passes = (
         *pipelines.to_blocksparse(convert),
         *pipelines.to_tile("cpp"),
         *pipelines.to_cpp("amx"),
     )
     spec = run_passes(ctx, module, passes)
-    assert spec.source.count("tile_steps") == int(max(dims) < 128)
+    assert spec.source.count("tile_steps") == int(max(dims) < 128 or tile is not None)
     return spec
 
 
 @pytest.mark.parametrize(
-    ("mask", "dims"),
-    [("", (64, 32)), ("", (72, 24)), (CAUSAL, (40, 32)), (CAUSAL, (128, 128))],
-    ids=["dense-64", "dense-72", "causal-40", "causal-128"],
+    ("mask", "dims", "tile"),
+    [
+        ("", (64, 32), None),
+        ("", (72, 24), None),
+        (CAUSAL, (40, 32), None),
+        (CAUSAL, (128, 128), None),
+        ("", (136, 128), 64),
+    ],
+    ids=["dense-64", "dense-72", "causal-40", "causal-128", "dense-136"],
 )
-def test_products_beside_maps(mask: str, dims: tuple[int, int]) -> None:
+def test_products_beside_maps(
+    mask: str, dims: tuple[int, int], tile: int | None
+) -> None:
     """Scores are level, or grow so that each block replaces the maxima."""
-    spec = beside_maps(mask, dims)
+    spec = beside_maps(mask, dims, tile)
     for grows, *lengths in (
         *((grows, 300, 500) for grows in (0.0, 0.3, -0.3, 40.0)),
         *((0.0, *lengths) for lengths in ((33, 96), (140, 127), (1, 1), (5, 0))),

@@ -90,7 +90,7 @@ def expected(
     pairwise(
         [m for m in MACHINES if m != "neon"],
         list(ELEMENTS),
-        [(5, None), (32, 0), (32, 1), (40, None)],
+        [(5, None), (32, 0), (64, 1), (40, None)],
     ),
     ids=str,
 )

@@ -50,6 +50,7 @@ LONG = (
     Sample("dense", 64, 1, 300, torch.bfloat16, kv_heads=1),
     Sample("dense", 1, 3, 2, torch.float32),
     Sample("causal", 128, 129, 129, torch.float32),
+    Sample("causal", 136, 70, 133, torch.bfloat16, strided=True, backward=True),
     Sample("causal", 33, 70, 70, torch.bfloat16, strided=True, backward=True),
     Sample("head_windows", 16, 140, 140, torch.float32, kv_heads=1, backward=True),
     Sample("documents", 16, 300, 300, torch.float32, tables=True),

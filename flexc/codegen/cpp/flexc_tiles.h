@@ -194,18 +194,23 @@ FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int inner) {
     start_sums<Accumulate, R, V>(out);
 #pragma GCC unroll 1
     for (int k = 0, steps = steps_of(inner); k < steps; ++k) {
-        // A load of a tile register waits for a second-level cache, row by row.
-        if constexpr (V > 2)
-            k + 1 < steps ? prefetch_step(lhs, k + 1) : prefetch_step(lhs.from(tile_rows), 0);
+        // Long operands come from a second-level cache: a load would wait for each row.
+        if constexpr (V > 2) {
+            static_assert(R == 1, "a step reads one tile register of lhs");
+            if (k + 1 < steps)
+                prefetch_step(lhs, k + 1);
+            else
+                prefetch_step(lhs.from(tile_rows), 0);
+        }
         const auto terms = step_of<R * tile_rows>(lhs, k, inner, copies);
         tile_step<R, V, Pitch>(terms, rhs + k * (Pitch * tile_depth / 2));
     }
     store_sums<R, V>(out);
 }
 
-// An rhs of one or two steps, of up to two columns, stays in registers while all rows are
-// computed: a load of a tile register takes as long as a product if another thread shares
-// the core.
+// An rhs of one or two steps, of up to two tile registers, stays in registers while all
+// rows are computed: a load of a tile register takes as long as a product if another
+// thread shares the core.
 template <int V> constexpr int resident_steps = V <= 2 ? 2 : 0;
 
 template <int V, int Pitch>

@@ -99,7 +99,7 @@ def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     most_rows, most_vectors = machine.register_rows, machine.vectors
     wide_rows, depth = machine.wide_rows, 1
     if tile.is_packed(op.rhs.type) and (packed := machine.packed) is not None:
-        depth = 2
+        wide_rows, depth = None, 2
         # A matrix unit clears the rows of rhs after the counted terms.
         if op.count is None or counts_of_sums(op.rhs) == {op.count}:
             most_rows, most_vectors = packed.rows, packed.vectors
@@ -285,7 +285,7 @@ class DotInRegisters(RewritePattern):
             return None
         rows, inner = counts
         rest = self.rest(op)
-        # Prefetches delay the loads of a matrix unit more than they help.
+        # Prefetches of a whole block delay the loads of a matrix unit.
         is_prefetched = not rest[-1].is_of_unit
         # A product that sums over more than was read would read beyond it.
         if inner is not None and op.count not in (None, inner):

@@ -73,8 +73,8 @@ def early_ops(product: SSAValue, results: int) -> list[Operation] | None:
     """Return what computes a product of a matrix unit, the product last.
 
     Return None if no earlier iteration may compute it: what precedes the product has to
-    be scalars and near rows that depend on nothing but the loop's index. So many
-    `results` have to fit in a cache.
+    be scalars and near rows that depend on nothing but the loop's index, and this
+    number of `results` has to fit in a cache.
     """
     op = product.owner
     loop = op.parent_op()
@@ -286,10 +286,13 @@ def overlap(loop: scf.ForOp, reader: tile.PanelMapOp, ops: list[Operation]) -> N
     old = yielded(loop.body.block)[-1].owner
     assert isinstance(old, tile.RegisterProductOp)
     assert old.base is not None
-    code = ScalarCode(InsertPoint.before(old))
+    near = old.lhs.owner if isinstance(old.lhs.owner, tile.NearRowsOp) else None
+    code = ScalarCode(InsertPoint.before(near or old))
     follows = code.cmp("slt", code.add(loop.body.block.args[0], loop.step), loop.ub)
     count = old.rows or code.const(shape_of(old.result.type)[0])
     rows = code.select(follows, count, code.const(0), "rows")
+    if near is not None:  # Rows that are not read again are not copied.
+        near.operands[near.operands.index(near.count)] = rows
     sizes = old.result.type, old.register_tile
     new = tile.RegisterProductOp(
         old.lhs, old.rhs, None, *sizes, old.base, old.strides, rows

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DYNAMIC_INDEX, IntegerAttr, ModuleOp, UnitAttr, i32
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    BFloat16Type,
+    IntegerAttr,
+    ModuleOp,
+    TensorType,
+    UnitAttr,
+    i32,
+)
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -19,6 +27,7 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
+from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.blocksparse import SegmentOp
@@ -189,7 +198,14 @@ def attention_shape(op: flex.AttentionOp) -> AttentionShape:
         narrow=any(element_width(v.type) < bits for v in (op.key, op.value)),
         is_aligned=op.alignment is not None,
         values_in_keys=op.values_in_keys is not None,
+        is_bf16=is_bf16(op.query),
     )
+
+
+def is_bf16(matrix: SSAValue) -> bool:
+    """Return True if the elements of a tensor are bf16."""
+    assert isa(matrix.type, TensorType[Attribute])
+    return isinstance(matrix.type.element_type, BFloat16Type)
 
 
 @dataclass(frozen=True)
@@ -262,6 +278,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             is_square,
             SumKind.COLUMN_MATRIX in kinds,
             op.alignment is not None,
+            is_bf16(op.rows[0]),
         )
         chosen = self.rules.pair_sizes(shape, self.options)
         sizes = self.shrunk(self.with_options(chosen))

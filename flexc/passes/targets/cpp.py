@@ -24,7 +24,7 @@ CPU_COLUMNS = 96
 """The columns of a tile on a CPU: whole register tiles of 6 and of 8 rows."""
 
 UNIT_COLUMNS = 192
-"""The columns of a tile of two panels of a matrix unit.
+"""The columns of a tile of two panels of a matrix unit, which fill a first-level cache.
 
 An addition of V^T P^T loads and stores its sums once for these columns.
 """
@@ -106,7 +106,7 @@ class VectorMachine:
         return self.vector_bytes * 8 // bits
 
     def panel(self, bits: int) -> int:
-        """Return the columns of a panel: the elements of one row of a register tile."""
+        """Return the columns of a panel: those of a register tile that is not wide."""
         return self.lanes(bits) * self.vectors
 
 
@@ -116,7 +116,7 @@ MACHINES: dict[MachineName, VectorMachine] = {
         VectorMachine(
             *("amx", 64, 8, 2, 6),
             widens_half=True,
-            packed=PackedProducts("bf16", 32, 2, 16, depth=32),
+            packed=PackedProducts("bf16", 32, 2, wide_rows=16, depth=32),
         ),
         VectorMachine(
             *("avx512_bf16", 64, 8, 2, 6),
@@ -151,8 +151,9 @@ class CppTarget(Target):
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         widest = max(shape.head_dim, shape.value_dim)
         if self.trims(options):
-            is_packed = self.packs(shape.bits, options)
             machine = MACHINES[options.machine]
+            is_packed = shape.is_bf16 and machine.packed is not None
+            usual = panels_for(machine, widest, is_packed)
             return panel_sizes(
                 machine,
                 max(32, shape.bits),
@@ -160,9 +161,7 @@ class CppTarget(Target):
                 shape.sparse_block,
                 is_packed=is_packed,
                 rows=shape.rows,
-                panels=1
-                if shape.short_rows
-                else panels_for(machine, widest, is_packed),
+                panels=1 if shape.short_rows else usual,
                 most_rows=options.program_rows,
             )
         # Q, K^T, V, scores and accumulator stay in the second-level cache.
@@ -171,22 +170,16 @@ class CppTarget(Target):
 
     def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
         if self.trims(options):
+            machine = MACHINES[options.machine]
             return panel_sizes(
-                MACHINES[options.machine],
+                machine,
                 max(32, shape.score_bits),
                 max(*shape.rows, *shape.columns),
                 shape.sparse_block,
                 shape.sums_columns,
-                is_packed=self.packs(shape.bits, options),
+                is_packed=shape.is_bf16 and machine.packed is not None,
             )
         return fitted([TileSizes(64, 64)], shape.sparse_block, divisor, lambda _: True)
-
-    def packs(self, bits: int, options: SizeOptions) -> bool:
-        """Return True if the machine may pack operands of elements of this width.
-
-        Only bf16 is packed; fp16 has aligned bounds too, which it does not need.
-        """
-        return bits == 16 and MACHINES[options.machine].packed is not None
 
     def planned_block(self, tile: TileSizes, is_given: bool) -> Block:
         rows, columns = PLANNED_BLOCK
@@ -256,21 +249,23 @@ def panel_sizes(
     if most_rows is not None:
         panels = min(panels, -(-most_rows // panel))
     panel *= panels
-    is_wide = panels > 1 and is_packed and machine.has_unit
+    if sums_columns:
+        panel = max(panel, SUMMED // panel * panel)
+    is_few = rows is not None and rows <= FEW_ROWS
+    if rows is not None and rows <= FEW_ROWS:
+        panel, is_packed = rows, False
+    if sparse_block is not None and sparse_block[0] % panel:
+        panel = divisor(panel, sparse_block[0])
+    is_wide = panel > machine.panel(bits) and is_packed and machine.has_unit
     most = SUMMED if sums_columns else UNIT_COLUMNS if is_wide else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
     step = KEPT_COLUMNS if is_packed else 8
     columns = min(most, max(step, room // step * step))
-    if sums_columns:
-        panel = max(panel, SUMMED // panel * panel)
-    if rows is not None and rows <= FEW_ROWS:
-        panel, columns, is_packed = rows, FEW_ROWS_COLUMNS, False
+    if is_few:
+        columns = FEW_ROWS_COLUMNS
     if sparse_block is None:
-        aligned = KEPT_COLUMNS if is_packed else 1
-        return TileSizes(panel, columns, aligned_columns=aligned)
-    sparse_m, sparse_n = sparse_block
-    if sparse_m % panel:
-        panel = divisor(panel, sparse_m)
+        return TileSizes(panel, columns, aligned_columns=step if is_packed else 1)
+    sparse_n = sparse_block[1]
     if sparse_n <= min(LISTED_COLUMNS, room) and not sums_columns:
         return TileSizes(panel, sparse_n)
     # Iterations visit about equal numbers of columns.

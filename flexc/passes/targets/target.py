@@ -109,6 +109,7 @@ class AttentionShape:
     """True if addresses of rows are aligned."""
     values_in_keys: bool = False
     """True if values are the first columns of keys."""
+    is_bf16: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ class PairShape:
     sums_columns: bool = False
     is_aligned: bool = True
     """True if addresses of rows are aligned."""
+    is_bf16: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ from flexc.passes.targets.cpp import MACHINES
 from flexc.runtime.explain import Explanation, report
 from flexc.runtime.kernels.cpp_compiler import host_machine
 
-TILE = MACHINES[host_machine()].panel(32), 96
+MACHINE = MACHINES[host_machine()]
+PANEL = MACHINE.panel(32)
+TILE = PANEL * (1 if MACHINE.wide_rows is None else 2), 96
 SIZE = f"blocks of {TILE[0]} x {TILE[1]}"
 N = 600
 WINDOW, SINKS, SIDE, RADIUS = 70, 4, 20, 3
@@ -313,7 +315,7 @@ def test_mods_without_names_are_named_by_kind() -> None:
 
 def test_sizes_by_position_and_by_name() -> None:
     by_place = flexc.explain(causal, None, 3, 200, 100, device="cpu")
-    assert by_place.classes.shape == (1, 3, -(-200 // TILE[0]), 2)
+    assert by_place.classes.shape == (1, 3, -(-200 // PANEL), 2)
     assert str(by_place) == str(
         flexc.explain(causal, H=3, Q_LEN=200, KV_LEN=100, device="cpu")
     )
@@ -571,6 +573,10 @@ def test_copies_of_rows_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for few in ((query, key, value), (query[:, :, :1], *views[1:])):
         (found,) = flexc.explain(flexc.flex_attention, *few)
         assert not found.copies
+    monkeypatch.setattr(report, "host_machine", lambda: "amx")
+    (found,) = flexc.explain(flexc.flex_attention, *(x.bfloat16() for x in views))
+    assert found.copies.startswith("keys that a thread reads again")
+    monkeypatch.setattr(report, "host_machine", lambda: "avx2")
     wide = torch.zeros(1, 2, 1024, 128)
     (found,) = flexc.explain(flexc.flex_attention, wide[..., :32], key[:, :2], wide)
     assert found.copies.startswith("values that")

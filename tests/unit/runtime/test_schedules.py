@@ -590,7 +590,7 @@ def test_programs_of_a_cpu_have_no_panels_beyond_the_queries(
     assert replace(call, few_rows=(1, q_len)).build().program_rows is None
     for machine in ("amx", "avx512_bf16", "avx2"):
         options = SizeOptions(machine=machine, program_rows=rows)
-        tile = CPP.attention_sizes(AttentionShape(16, 256, 256), options)
+        tile = CPP.attention_sizes(AttentionShape(16, 256, 256, is_bf16=True), options)
         panel = MACHINES[machine].panel(32)
         most = (2 if machine == "amx" else MOST_PANELS) * panel
         assert tile.block_m == min(most, max(panel, rows or most))
@@ -602,7 +602,7 @@ def test_tiles_of_packed_products_are_whole_blocks_that_threads_keep(
 ) -> None:
     options = SizeOptions(machine="amx")
     for dim in (16, 64, 128, 256, 384, 512, 768, 2000):
-        shape = AttentionShape(16, dim, dim, sparse_block)
+        shape = AttentionShape(16, dim, dim, sparse_block, is_bf16=True)
         tile = CPP.attention_sizes(shape, options)
         assert tile.block_n % KEPT_COLUMNS == 0
 
