@@ -83,3 +83,28 @@ tile.kernel @two_sums(%n : i32 #tile.param<dim 0, 0>, %base : i64 #tile.param<ar
   tile.store_strided %all, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
   tile.return
 }
+
+// A wide register tile of a matrix unit reads each row of lhs once for 64 columns. An rhs
+// of two steps stays in registers instead.
+// PAIRS-LABEL: tile.kernel @wide
+// PAIRS-COUNT-2: by <8 x 2 x 2>
+// AMX-LABEL: tile.kernel @wide
+// AMX: tile.register_product %l, %r by <16 x 4 x 32>
+// AMX: tile.register_product %short, %stays onto %p by <32 x 2 x 32>
+tile.kernel @wide(%base : i64 #tile.param<argument 0>, %out : memref<?x?xf32> #tile.param<argument 1>,
+    %z : bf16 #tile.param<argument 2>) grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  %l = tile.full %z : bf16 -> !tile.tile<96x128xbf16>
+  %short = tile.full %z : bf16 -> !tile.tile<96x64xbf16>
+  %plain = tile.full %z : bf16 -> !tile.tile<128x64xbf16>
+  %few = tile.full %z : bf16 -> !tile.tile<64x64xbf16>
+  %r = tile.pack %plain : !tile.tile<128x64xbf16> -> !tile.tile<128x64xbf16, #tile.pairs>
+  %stays = tile.pack %few : !tile.tile<64x64xbf16> -> !tile.tile<64x64xbf16, #tile.pairs>
+  %zeros = tile.full %zero : f32 -> !tile.tile<96x64xf32>
+  %p = tile.dot %l, %r, %zeros : !tile.tile<96x128xbf16>, !tile.tile<128x64xbf16, #tile.pairs>, !tile.tile<96x64xf32> -> !tile.tile<96x64xf32>
+  %s = tile.dot %short, %stays, %p : !tile.tile<96x64xbf16>, !tile.tile<64x64xbf16, #tile.pairs>, !tile.tile<96x64xf32> -> !tile.tile<96x64xf32>
+  tile.store_strided %s, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<96x64xf32>, memref<?x?xf32>
+  tile.return
+}

@@ -176,3 +176,21 @@ tile.kernel @near(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0
   }
   tile.return
 }
+
+// Results of 64 columns have wide register tiles, where a machine has the registers.
+// CHECK-LABEL: tile.kernel @wide
+// CHECK: tile.register_product %l, %r by <6 x 4>
+// AVX2-LABEL: tile.kernel @wide
+// AVX2: tile.register_product %l, %r by <6 x 2>
+tile.kernel @wide(%base : i64 #tile.param<argument 0>, %out : memref<?x?xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  %l = tile.full %zero : f32 -> !tile.tile<96x64xf32>
+  %r = tile.full %zero : f32 -> !tile.tile<64x64xf32>
+  %zeros = tile.full %zero : f32 -> !tile.tile<96x64xf32>
+  %p = tile.dot %l, %r, %zeros : !tile.tile<96x64xf32>, !tile.tile<64x64xf32>, !tile.tile<96x64xf32> -> !tile.tile<96x64xf32>
+  tile.store_strided %p, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<96x64xf32>, memref<?x?xf32>
+  tile.return
+}
