@@ -291,7 +291,7 @@ def overlap(loop: scf.ForOp, reader: tile.PanelMapOp, ops: list[Operation]) -> N
     follows = code.cmp("slt", code.add(loop.body.block.args[0], loop.step), loop.ub)
     count = old.rows or code.const(shape_of(old.result.type)[0])
     rows = code.select(follows, count, code.const(0), "rows")
-    if near is not None:  # Rows that are not read again are not copied.
+    if near is not None:  # The last iteration reads no rows, and must not copy any.
         near.operands[near.operands.index(near.count)] = rows
     sizes = old.result.type, old.register_tile
     new = tile.RegisterProductOp(

@@ -251,9 +251,9 @@ def panel_sizes(
     panel *= panels
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)
-    is_few = rows is not None and rows <= FEW_ROWS
-    if rows is not None and rows <= FEW_ROWS:
-        panel, is_packed = rows, False
+    few = rows if rows is not None and rows <= FEW_ROWS else None
+    if few is not None:
+        panel, is_packed = few, False
     if sparse_block is not None and sparse_block[0] % panel:
         panel = divisor(panel, sparse_block[0])
     is_wide = panel > machine.panel(bits) and is_packed and machine.has_unit
@@ -261,7 +261,7 @@ def panel_sizes(
     room = CPU_TILE_BYTES * 8 // (widest * bits)
     step = KEPT_COLUMNS if is_packed else 8
     columns = min(most, max(step, room // step * step))
-    if is_few:
+    if few is not None:
         columns = FEW_ROWS_COLUMNS
     if sparse_block is None:
         return TileSizes(panel, columns, aligned_columns=step if is_packed else 1)
