@@ -105,6 +105,14 @@ class VectorMachine:
         """Return the number of elements of a vector."""
         return self.vector_bytes * 8 // bits
 
+    def least_panels(self, is_packed: bool) -> int:
+        """Return how many panels a program owns at least, unless it sees few columns.
+
+        A wide register tile has the columns of two. Programs of fewer rows own as many,
+        so that other lengths compile nothing.
+        """
+        return 1 if is_packed or self.wide_rows is None else 2
+
     def panel(self, bits: int) -> int:
         """Return the columns of a panel: those of a register tile that is not wide."""
         return self.lanes(bits) * self.vectors
@@ -216,11 +224,10 @@ def panels_for(machine: VectorMachine, widest: int, is_packed: bool) -> int:
     """Return how many panels of rows a program owns: a power of 2.
 
     A program reads all keys and values that its rows see. Wide ones of a head may lie
-    in a third-level cache, and rows of strided heads in many pages. A wide register
-    tile has the columns of two panels; with more of them, the operands of a matrix unit
-    leave the first-level cache.
+    in a third-level cache, and rows of strided heads in many pages. With more than two
+    panels the operands of a matrix unit leave the first-level cache.
     """
-    least = 1 if is_packed or machine.wide_rows is None else 2
+    least = machine.least_panels(is_packed)
     most = 2 if is_packed and machine.has_unit else MOST_PANELS
     return power_of_2_up_to(min(most, max(least, widest // PANEL_DIM)))
 
@@ -247,7 +254,8 @@ def panel_sizes(
     """
     panel = machine.panel(bits)
     if most_rows is not None:
-        panels = min(panels, -(-most_rows // panel))
+        least = machine.least_panels(is_packed)
+        panels = min(panels, max(least, -(-most_rows // panel)))
     panel *= panels
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)
