@@ -76,6 +76,11 @@ class PackedProducts:
     wide_rows: int | None = None
     depth: int = 2
 
+    @property
+    def is_of_unit(self) -> bool:
+        """True if a matrix unit computes the products."""
+        return self.depth > 2
+
 
 @dataclass(frozen=True)
 class VectorMachine:
@@ -96,22 +101,17 @@ class VectorMachine:
     packed: PackedProducts | None = None
     """The products of 16-bit floats that need no widening."""
 
-    @property
-    def has_unit(self) -> bool:
-        """True if a matrix unit computes packed products."""
-        return self.packed is not None and self.packed.depth > 2
-
     def lanes(self, bits: int) -> int:
         """Return the number of elements of a vector."""
         return self.vector_bytes * 8 // bits
 
-    def least_panels(self, is_packed: bool) -> int:
+    def least_panels(self, packed: PackedProducts | None) -> int:
         """Return how many panels a program owns at least, unless it sees few columns.
 
         A wide register tile has the columns of two. Programs of fewer rows own as many,
         so that other lengths compile nothing.
         """
-        return 1 if is_packed or self.wide_rows is None else 2
+        return 2 if packed is None and self.wide_rows is not None else 1
 
     def panel(self, bits: int) -> int:
         """Return the columns of a panel: those of a register tile that is not wide."""
@@ -160,14 +160,14 @@ class CppTarget(Target):
         widest = max(shape.head_dim, shape.value_dim)
         if self.trims(options):
             machine = MACHINES[options.machine]
-            is_packed = shape.is_bf16 and machine.packed is not None
-            usual = panels_for(machine, widest, is_packed)
+            packed = machine.packed if shape.is_bf16 else None
+            usual = panels_for(machine, widest, packed)
             return panel_sizes(
                 machine,
                 max(32, shape.bits),
                 widest,
                 shape.sparse_block,
-                is_packed=is_packed,
+                packed=packed,
                 rows=shape.rows,
                 panels=1 if shape.short_rows else usual,
                 most_rows=options.program_rows,
@@ -185,7 +185,7 @@ class CppTarget(Target):
                 max(*shape.rows, *shape.columns),
                 shape.sparse_block,
                 shape.sums_columns,
-                is_packed=shape.is_bf16 and machine.packed is not None,
+                packed=machine.packed if shape.is_bf16 else None,
             )
         return fitted([TileSizes(64, 64)], shape.sparse_block, divisor, lambda _: True)
 
@@ -220,15 +220,17 @@ def rows_of_a_program(rows: int) -> int | None:
     return most if most < TALLEST else None
 
 
-def panels_for(machine: VectorMachine, widest: int, is_packed: bool) -> int:
+def panels_for(
+    machine: VectorMachine, widest: int, packed: PackedProducts | None
+) -> int:
     """Return how many panels of rows a program owns: a power of 2.
 
     A program reads all keys and values that its rows see. Wide ones of a head may lie
     in a third-level cache, and rows of strided heads in many pages. With more than two
     panels the operands of a matrix unit leave the first-level cache.
     """
-    least = machine.least_panels(is_packed)
-    most = 2 if is_packed and machine.has_unit else MOST_PANELS
+    least = machine.least_panels(packed)
+    most = 2 if packed is not None and packed.is_of_unit else MOST_PANELS
     return power_of_2_up_to(min(most, max(least, widest // PANEL_DIM)))
 
 
@@ -238,7 +240,7 @@ def panel_sizes(
     widest: int,
     sparse_block: tuple[int, int] | None = None,
     sums_columns: bool = False,
-    is_packed: bool = False,
+    packed: PackedProducts | None = None,
     rows: int | None = None,
     panels: int = 1,
     most_rows: int | None = None,
@@ -254,25 +256,27 @@ def panel_sizes(
     """
     panel = machine.panel(bits)
     if most_rows is not None:
-        least = machine.least_panels(is_packed)
+        least = machine.least_panels(packed)
         panels = min(panels, max(least, -(-most_rows // panel)))
     panel *= panels
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)
     few = rows if rows is not None and rows <= FEW_ROWS else None
     if few is not None:
-        panel, is_packed = few, False
+        panel, packed = few, None
     if sparse_block is not None and sparse_block[0] % panel:
         panel = divisor(panel, sparse_block[0])
-    is_wide = panel > machine.panel(bits) and is_packed and machine.has_unit
+    has_unit = packed is not None and packed.is_of_unit
+    is_wide = has_unit and panel > machine.panel(bits)
     most = SUMMED if sums_columns else UNIT_COLUMNS if is_wide else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
-    step = KEPT_COLUMNS if is_packed else 8
+    step = 8 if packed is None else KEPT_COLUMNS
     columns = min(most, max(step, room // step * step))
     if few is not None:
         columns = FEW_ROWS_COLUMNS
     if sparse_block is None:
-        return TileSizes(panel, columns, aligned_columns=step if is_packed else 1)
+        aligned = 1 if packed is None else KEPT_COLUMNS
+        return TileSizes(panel, columns, aligned_columns=aligned)
     sparse_n = sparse_block[1]
     if sparse_n <= min(LISTED_COLUMNS, room) and not sums_columns:
         return TileSizes(panel, sparse_n)

@@ -110,6 +110,7 @@ class AttentionShape:
     values_in_keys: bool = False
     """True if values are the first columns of keys."""
     is_bf16: bool = False
+    """True if elements of the inputs are bf16."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class PairShape:
     is_aligned: bool = True
     """True if addresses of rows are aligned."""
     is_bf16: bool = False
+    """True if elements of the inputs are bf16."""
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ def products_of(call: Attention) -> str:
         return f"vectors of {dtype}"
     if packed is None or call.query.dtype != torch.bfloat16:
         return f"vectors of float32: {machine} has none of {dtype}{lacks_tiles()}"
-    if packed.depth > 2:
+    if packed.is_of_unit:
         return f"tiles of {dtype}, on the matrix unit of {machine}"
     return f"pairs of {dtype}, which {machine} has{lacks_tiles()}"
 
