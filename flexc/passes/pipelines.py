@@ -26,12 +26,16 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileAssignBuffersPass,
     TileInsertCopiesPass,
 )
+from flexc.passes.cpu.tile_early_weights import TileEarlyWeightsPass
 from flexc.passes.cpu.tile_overlap_products import (
-    TileEarlyWeightsPass,
     TileOverlapProductsPass,
     TileSplitFunctionsPass,
 )
-from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass, TilePanelMapsPass
+from flexc.passes.cpu.tile_panel_maps import (
+    TileAssignLoopsPass,
+    TileFuseRowMapsPass,
+    TilePanelMapsPass,
+)
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.cpu.tile_widen_floats import (
     TilePackOperandsPass,
@@ -283,6 +287,7 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         TilePanelMapsPass(),
         TileSplitFunctionsPass(),
         TileOverlapProductsPass(),
+        TileFuseRowMapsPass(),
         # After maps are fused: a fused map has one pair of loops.
         TileAssignLoopsPass(),
         # Last: buffers are assigned to the remaining tiles.

@@ -132,10 +132,14 @@ CAUSAL = "%m = arith.cmpi sge, %qi, %ki : i32\nflex.yield %m : i1"
 
 
 def beside_maps(
-    mask: str = "", dims: tuple[int, int] = (64, 32), tile: int | None = None
+    mask: str = "",
+    dims: tuple[int, int] = (64, 32),
+    tile: int | None = None,
+    mod: str = "",
 ) -> KernelSpec:
     """A kernel of early weights, whose products lie beside maps if two fit a cache."""
-    ctx, module = parse(attention_text(torch.bfloat16, *dims, mask_mod=mask))
+    text = attention_text(torch.bfloat16, *dims, score_mod=mod, mask_mod=mask)
+    ctx, module = parse(text)
     convert = ConvertFlexToBlocksparsePass("cpp", tile, tile, machine="amx")
     passes = (
         *pipelines.to_blocksparse(convert),
@@ -185,6 +189,61 @@ def test_products_beside_maps(
         torch.testing.assert_close(lse.double(), exact, rtol=rtol, atol=1e-5)
         right = (scores.softmax(-1) @ v.double()).nan_to_num()
         assert (out.double() - right).norm() <= 3e-3 * right.norm()
+
+
+def growing(slope: float) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
+    text = f"""
+    %f = arith.sitofp %ki : i32 to f32
+    %c = arith.constant {slope:.6e} : f32
+    %m = arith.mulf %f, %c : f32
+    %y = arith.addf %s, %m : f32
+    flex.yield %y : f32"""
+    return text, lambda s, k: s + slope * k
+
+
+def last_times(factor: float) -> tuple[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Multiply the score of a block's last column, whose sign nothing else tells."""
+    constant = "0x7f800000" if factor == torch.inf else f"{factor:.6e}"
+    text = f"""
+    %n = arith.constant 96 : i32
+    %l = arith.constant 95 : i32
+    %r = arith.remsi %ki, %n : i32
+    %is = arith.cmpi eq, %r, %l : i32
+    %c = arith.constant {constant} : f32
+    %m = arith.mulf %s, %c : f32
+    %y = arith.select %is, %m, %s : f32
+    flex.yield %y : f32"""
+    return text, lambda s, k: torch.where(k % 96 == 95, s * factor, s)
+
+
+@pytest.mark.parametrize(
+    ("text", "mod"),
+    [
+        *map(growing, (0.02, 0.3, 2.0, -2.0)),
+        *map(last_times, (1e3, 1e30, torch.inf)),
+    ],
+    ids=["slow", "growing", "steep", "falling", "large", "huge", "infinite"],
+)
+def test_wrong_guesses_of_the_largest_score(
+    text: str, mod: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """A guess is a mod of the first product at the last column, which may be any."""
+    spec = beside_maps(mod=text)
+    for lengths in ((140, 700), (33, 96), (40, 97), (5, 1)):
+        q = torch.randn(1, 2, lengths[0], 64).bfloat16()
+        k, v = (torch.randn(1, 2, lengths[1], n).bfloat16() for n in (64, 32))
+        out, lse = run_attention(spec, q, k, v, 0.125)
+        columns = torch.arange(lengths[1])
+        scores = mod(q.double() @ k.double().mT * 0.125, columns)
+        terms = mod(q.double().abs() @ k.double().abs().mT * 0.125, columns)
+        # A sum rounds once a term, by 2**-24 at most; most errors cancel.
+        bound = 1e-5 + 64 * 2**-26 * terms.abs().amax(-1)
+        error = (lse.double() - scores.logsumexp(-1)).nan_to_num()
+        assert (error.abs() <= bound).all()
+        right = scores.softmax(-1) @ v.double()
+        assert torch.equal(out.isnan(), right.isnan())
+        error = (out.double() - right).nan_to_num()
+        assert error.norm() <= 3e-3 * right.nan_to_num().norm()
 
 
 @pytest.mark.parametrize("head_dim", [64, 72])

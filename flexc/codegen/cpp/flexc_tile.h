@@ -210,11 +210,14 @@ template <int N>
 FLEXC_INLINE void live_range(
     int32_t& first, int32_t& length, Tile<int8_t, N> flags, int count = N) {
     int begin = 0, end = count;
-    // Often no flag is set: look at eight of them at a time.
-    for (uint64_t some = 0; begin + 8 <= end; begin += 8) {
-        __builtin_memcpy(&some, flags.data + begin, sizeof(some));
-        if (some) break;
-    }
+    // Look at eight flags at a time: often none is set.
+    const auto eight = [&](int at) FLEXC_EACH {
+        uint64_t some;
+        __builtin_memcpy(&some, flags.data + at, sizeof(some));
+        return some;
+    };
+    while (begin + 8 <= end && !eight(begin)) begin += 8;
+    while (begin + 8 <= end && !eight(end - 8)) end -= 8;
     while (begin < end && !flags[begin]) ++begin;
     while (begin < end && !flags[end - 1]) --end;
     length = end - begin;

@@ -1,14 +1,5 @@
 """Passes that keep the units of a core busy.
 
-`tile-early-weights`: compute weights before the largest scores of their block are
-known. The map of the weights then reads scores once, right after their product.
-
-1. A row keeps its maximum until a score is far above it (`LazySoftmax`). So weights are
-   computed relative to the kept maximum, and again in the branch that scales the sums.
-2. A row that has no maximum, which is -inf, takes its first score of the block.
-3. Scores are those of the product. A mod may add a term that grows with each block, so
-   that most weights would be computed twice.
-
 `tile-overlap-products`: compute a product of the next iteration beside a map.
 
 1. The map reads one product of the matrix unit, and computes one function, such as
@@ -19,8 +10,7 @@ known. The map of the weights then reads scores once, right after their product.
    if it has iterations. In the last iteration the next product has no rows.
 3. The product is `beside` the map: its instructions lie between the map's rows.
 
-Weights are early if a result of the product fits in a first-level cache, and products
-are beside maps if two do.
+Two results of the product must fit in a first-level cache.
 
 `tile-split-functions`: let a map compute one long function, such as tanh or exp2.
 
@@ -37,36 +27,28 @@ are beside maps if two do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import ReduceKind, shape_of
+from flexc.dialects.tile import shape_of
 from flexc.passes.scalar.copier import sources_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
-from flexc.passes.tile.map_builder import FULL, build_row_map, variance
+from flexc.passes.tile.map_builder import FULL, variance
 from flexc.passes.tile.tile_split_maps import carry, slice_of
 from flexc.passes.tile.tile_values import yielded
 
 CACHE_BYTES = 48 << 10
 """The first-level cache of cores with a matrix unit."""
-
-Values = dict[SSAValue, SSAValue]
-
-
-def last_op(block: Block) -> Operation:
-    assert block.last_op is not None
-    return block.last_op
 
 
 def early_ops(product: SSAValue, results: int) -> list[Operation] | None:
@@ -96,149 +78,6 @@ def early_ops(product: SSAValue, results: int) -> list[Operation] | None:
     types = (v.type for other in before for v in other.results)
     is_large = any(isinstance(t, tile.TileType | TensorType) for t in types)
     return None if is_large else ops
-
-
-@dataclass(frozen=True)
-class EarlyWeights:
-    """The weights of a block, which depend on a choice of rows' maxima."""
-
-    choice: tile.MapOp
-    reduce: tile.ReduceOp
-    kept: SSAValue
-    branch: scf.IfOp
-    """The branch that scales sums."""
-
-    @classmethod
-    def at(cls, op: tile.MapOp) -> EarlyWeights | None:
-        """Return the weights that depend on a choice, if they may be early."""
-        if len(op.inputs) != 3 or len(op.shape) != 1:
-            return None
-        chosen = yielded(op.body.block)[0].owner
-        args = list(op.body.block.args)
-        if not isinstance(chosen, arith.SelectOp) or list(chosen.operands) != args:
-            return None
-        flags, largest, kept = op.inputs
-        reduce, branch = largest.owner, branch_on(flags)
-        if not isinstance(reduce, tile.ReduceOp) or early_ops(reduce.input, 1) is None:
-            return None
-        if not isinstance(kept, BlockArgument) or kept.block is not op.parent:
-            return None
-        if branch is None or branch.parent is not op.parent:
-            return None
-        found = cls(op, reduce, kept, branch)
-        return None if found.weights is None else found
-
-    @property
-    def weights(self) -> list[Operation] | None:
-        """The ops that depend on the choice but not on the branch, in order.
-
-        Return None if not all can be computed before the largest scores are.
-        """
-        chosen = {self.choice.results[0]}
-        after: set[SSAValue] = set(self.branch.results)
-        found: list[Operation] = []
-        assert self.choice.parent is not None
-        for op in self.choice.parent.ops:
-            operands = {value for inner in op.walk() for value in inner.operands}
-            if op is self.branch or isinstance(op, scf.YieldOp):
-                continue
-            if operands & after:
-                after |= set(op.results)
-            elif operands & chosen:
-                is_known = all(self.is_early(v) for v in operands - chosen)
-                if not (is_known and isinstance(op, WEIGHING)):
-                    return None
-                chosen |= set(op.results)
-                found.append(op)
-        return found
-
-    def is_early(self, value: SSAValue) -> bool:
-        """Return True if a value is known before the largest scores are."""
-        owner = value.owner
-        if isinstance(owner, Block) or owner.parent is not self.choice.parent:
-            return True
-        return owner.is_before_in_block(self.reduce)
-
-    def hoist(self) -> None:
-        """Compute weights before the largest scores, and again in the branch."""
-        weights = self.weights
-        assert weights is not None
-        code = ScalarCode(InsertPoint.before(self.reduce))
-        one = code.const(1)
-        first = tile.ReduceOp(ReduceKind.MAX, self.reduce.input, 0, one)
-        inputs = [self.kept, code.insert(first, "first")]
-        known = build_row_map(code, inputs, _or_first, self.kept.name_hint or "kept")
-        self.kept.replace_uses_with_if(
-            known, lambda use: use.operation is not known.owner
-        )
-        early: Values = {self.choice.results[0]: known}
-        code.clone(weights, early)
-        self.repeat([self.choice, *weights], early)
-
-    def repeat(self, ops: Sequence[Operation], early: Values) -> None:
-        """Move ops into the branch; without it their results are the early ones."""
-        old = self.branch
-        then, otherwise = (region.block for region in old.regions)
-        code = ScalarCode(InsertPoint.at_start(then))
-        for op in ops:
-            op.detach()
-            code.builder.insert(op)
-        inside = set(old.walk())
-        used = [
-            value
-            for op in ops
-            for value in op.results
-            if any(use.operation not in inside for use in value.uses)
-        ]
-        # The branch scales sums by the kept maxima. The choice that it yields may be
-        # written over them, so it is computed last.
-        again = ScalarCode(InsertPoint.before(last_op(then)))
-        chosen: Values = {}
-        again.clone([self.choice], chosen)
-        for block, values in ((then, chosen), (otherwise, early)):
-            last = last_op(block)
-            last.operands = [*last.operands, *(values.get(v, v) for v in used)]
-        types: list[Attribute] = [*old.result_types, *(v.type for v in used)]
-        taken, not_taken = [old.detach_region(r) for r in list(old.regions)]
-        new = scf.IfOp(old.cond, types, taken, not_taken)
-        Rewriter.insert_op(new, InsertPoint.before(old))
-        inside = set(new.walk())
-        for value, result in zip([*old.results, *used], new.results, strict=True):
-            result.name_hint = value.name_hint
-            value.replace_uses_with_if(result, lambda use: use.operation not in inside)
-        Rewriter.erase_op(old)
-
-
-WEIGHING = (tile.MapOp, tile.ReduceOp, tile.PackOp)
-"""Ops between the largest scores and the weights."""
-
-
-def branch_on(flags: SSAValue) -> scf.IfOp | None:
-    """Return the branch that runs if any flag is set."""
-    for use in flags.uses:
-        if isinstance(live := use.operation, tile.LiveRangeOp):
-            tests = (test.operation for test in live.length.uses)
-            users = (u.operation for test in tests for u in test.results[0].uses)
-            return next((op for op in users if isinstance(op, scf.IfOp)), None)
-    return None
-
-
-def _or_first(code: ScalarCode, kept: SSAValue, first: SSAValue) -> SSAValue:
-    """Write the kept maximum, or the first score if there is none."""
-    none = code.cmpf("oeq", kept, code.const(-math.inf, kept.type))
-    return code.select(none, first, kept)
-
-
-@dataclass(frozen=True)
-class TileEarlyWeightsPass(ModulePass):
-    """Compute weights relative to maxima of earlier blocks."""
-
-    name = "tile-early-weights"
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for choice in [o for o in op.walk() if isinstance(o, tile.MapOp)]:
-            if (early := EarlyWeights.at(choice)) is not None:
-                early.hoist()
 
 
 SHORT = (
