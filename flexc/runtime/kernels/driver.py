@@ -31,6 +31,7 @@ from xdsl.utils.exceptions import VerifyException
 from flexc.codegen.gluon.ptxas import SPILL_LIMIT
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects import flex
+from flexc.dialects.flex.facts import MaskedOp, ScoredOp
 from flexc.errors import CompilationError, PassResultError, ScheduleError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
@@ -311,15 +312,18 @@ def start_kernel(module: ModuleOp, build: Build) -> Background[Kernel]:
 
 
 def about(module: ModuleOp) -> str:
-    """Return a description in words of the computation of a `flex` module."""
+    """Return the names of a `flex` module's functions, with the mask and the score."""
     names: list[str] = []
+    mods: dict[str, str] = {}
     for op in module.walk():
-        if isinstance(op, flex.AttentionOp):
-            mask, score = describe(op.mask_mod), describe(op.score_mod)
-            return f"attention (mask: {mask}, score: {score})"
         if isinstance(op, func.FuncOp):
             names.append(op.sym_name.data)
-    return ", ".join(names)
+        if isinstance(op, MaskedOp):
+            mods["mask"] = describe(op.mask_mod)
+        if isinstance(op, ScoredOp):
+            mods["score"] = describe(op.score_mod)
+    said = ", ".join(f"{mod}: {text}" for mod, text in mods.items())
+    return ", ".join(names) + (f" ({said})" if said else "")
 
 
 def kernel_key(module: ModuleOp, build: Build) -> str:

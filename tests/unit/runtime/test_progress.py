@@ -7,9 +7,13 @@ import logging
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+import flexc
 from flexc.runtime.process import progress
 from flexc.runtime.process.progress import (
     Progress,
@@ -106,3 +110,22 @@ def test_without_rich_a_terminal_has_a_line(
 )
 def test_descriptions(source: str, about: str) -> None:
     assert described(source) == about
+
+
+def test_kernels_of_gradients_are_said_with_their_mask(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
+
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q >= k - 4321  # No other test has this kernel.
+
+    q, k, v = (torch.randn(1, 1, 8, 16, requires_grad=True) for _ in range(3))
+    out = flexc.flex_attention(q, k, v, mask_mod=mask, backend="cpp")
+    assert isinstance(out, Tensor)
+    out.sum().backward()
+    wait_for(caplog, 2)
+    text = "mask: q_idx >= (kv_idx - 4321)"
+    assert f"compiling attention ({text}, score: score) for cpp" in caplog.messages
+    said = f"compiling attention_backward_gradients ({text}) for cpp"
+    assert said in caplog.messages
