@@ -27,13 +27,13 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileInsertCopiesPass,
 )
 from flexc.passes.cpu.tile_early_weights import TileEarlyWeightsPass
+from flexc.passes.cpu.tile_fuse_row_maps import TileFuseRowMapsPass
 from flexc.passes.cpu.tile_overlap_products import (
     TileOverlapProductsPass,
     TileSplitFunctionsPass,
 )
 from flexc.passes.cpu.tile_panel_maps import (
     TileAssignLoopsPass,
-    TileFuseRowMapsPass,
     TilePanelMapsPass,
 )
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass

@@ -11,7 +11,7 @@ import flexc
 
 PACKAGE = Path(flexc.__file__).parent
 MAX_CHAIN = 38
-MAX_FILES = 305
+MAX_FILES = 306
 
 
 def _modules() -> dict[str, Path]:

@@ -77,6 +77,7 @@ from flexc.dialects.tile.kernel import (
 from flexc.dialects.tile.maps import (
     KEPT,
     PACKED,
+    REFERENCE,
     MapOp,
     PackPairsOp,
     PanelMapOp,

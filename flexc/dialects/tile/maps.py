@@ -267,6 +267,14 @@ class MapOp(MapLike):
                 )
 
 
+REFERENCE = "tile.reference"
+"""The attribute of a map whose results are the references of rows' weights.
+
+It chooses between the largest score of a block and the reference of the blocks before
+it, which is -inf only while their sums are 0. Any reference near the largest score so
+far serves: sums and weights depend on it, what a kernel stores does not.
+"""
+
 KEPT = "tile"
 """The outcome of a yielded value that becomes a tile.
 

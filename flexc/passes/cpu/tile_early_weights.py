@@ -2,16 +2,18 @@
 
 One map then computes scores, their maxima and their weights, right after the product.
 
-1. The weights of a row are relative to its reference, which is an earlier maximum until
-   a score is far above it (`LazySoftmax`). Here the reference depends on a guess: the
-   score of the block's first column, and what a mod makes of the same product at the
-   last column. If the guess is above the reference, the row gets a new one, ahead of
-   the guess, so that scores that grow with the column seldom replace it.
+1. The weights of a row are relative to its reference (`tile.reference`), which is an
+   earlier maximum until a score is far above it (`LazySoftmax`). Here the reference
+   depends on a guess: the score of the block's first column, and what a mod makes of
+   the same product at the last column. If the guess is above the reference, the row
+   gets a new one, ahead of the guess, so that scores that grow with the column seldom
+   replace it.
 2. The reference may be wrong: a score is far above it, or all scores are far below a
    new one. A branch then takes it from the largest scores, and computes weights again.
 3. A row without a reference, which is -inf, has sums of 0, which need no scaling.
-4. A mod must be cheap, since a guess and the branch repeat it, and depend on nothing
-   but positions, rows and numbers. A mask hides ends, so blocks with one have no guess.
+4. A guess and the branch repeat a mod, so it computes no long function. Along columns
+   it depends on positions, and on tensors that it reads by them. A mask hides ends, so
+   blocks with one have no guess.
 
 A result of the product must fit in a first-level cache. With a mod two must: without a
 product beside it (`tile-overlap-products`), one map is slower than two.
@@ -30,26 +32,31 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
-from flexc.dialects.constants import float_constant
+from flexc.dialects.constants import float_constant, int_constant
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.cpu.tile_overlap_products import early_ops, is_function
 from flexc.passes.cpu.tile_panel_maps import is_known_before
+from flexc.passes.scalar.canonicalization.site import predicate_of
+from flexc.passes.scalar.ranges.float_intervals import F32
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, ROW, UNIFORM, build_row_map
 from flexc.passes.tile.tile_values import yielded
 
 AHEAD = 16.0
-"""The exponent of 2 of a new reference relative to the guess or the largest score."""
+"""The exponent of 2 of a new reference, relative to the score that it is ahead of.
+
+Other distances are parts of it.
+"""
 
 NEAR = 0.25
-"""The part of this distance by which a score may be above a kept reference."""
+"""The distance above a kept reference up to which a guess does not replace it."""
+
+BELOW = 2.0
+"""The distance below a new reference from which the largest score is far below it."""
 
 MOST_AHEAD = 2.0**20
-"""The greatest distance of a new reference from a score.
-
-It is for a factor near 0, which makes `AHEAD` an infinite distance.
-"""
+"""The greatest distance in scores, for a factor near 0."""
 
 Values = dict[SSAValue, SSAValue]
 
@@ -58,39 +65,62 @@ Values = dict[SSAValue, SSAValue]
 class Scores:
     """The scores of a block: the result of a product, or a mod of it."""
 
-    value: SSAValue
+    largest: tile.ReduceOp
+    """The largest scores of rows."""
     product: SSAValue
     mod: tile.MapOp | None
 
     @classmethod
-    def of(cls, value: SSAValue) -> Scores | None:
-        """Return scores that may have early weights."""
-        mod = value.owner
-        if not isinstance(mod, tile.MapOp):
-            return None if early_ops(value, 1) is None else cls(value, value, None)
-        products: list[SSAValue] = []
-        for i, operand in enumerate(mod.inputs):
-            if mod.span(i) == FULL:
-                products.append(operand)
-            elif mod.span(i) == ROW and not is_of_positions(operand):
-                return None
-        if any(is_function(op) or is_hidden(op) for op in mod.body.block.ops):
-            return None
-        if len(mod.results) != 1 or len(products) != 1:
-            return None
-        found = cls(value, products[0], mod)
-        return None if early_ops(found.product, 2) is None else found
+    def of(cls, largest: Operation | Block) -> Scores | None:
+        """Return the scores of which an op finds the largest, if they can be guessed.
 
-    def guess(self, code: ScalarCode, count: SSAValue | None) -> SSAValue:
-        """Write a number near the largest of the first `count` scores of each row."""
+        A product beside the map needs a second place in a cache.
+        """
+        if not isinstance(largest, tile.ReduceOp) or largest.dim.value.data != 0:
+            return None
+        if largest.kind.data is not ReduceKind.MAX:
+            return None
+        value, mod = largest.input, largest.input.owner
+        if not isinstance(mod, tile.MapOp):
+            found, places = cls(largest, value, None), 1
+        elif (product := product_of(mod)) is not None:
+            found, places = cls(largest, product, mod), 2
+        else:
+            return None
+        return None if early_ops(found.product, places) is None else found
+
+    @property
+    def value(self) -> SSAValue:
+        return self.largest.input
+
+    @property
+    def start(self) -> Operation:
+        """The op before which the largest scores are guessed."""
+        return self.mod or self.largest
+
+    def guess(self, code: ScalarCode) -> SSAValue:
+        """Write a number near the largest score of each row."""
         one = code.const(1)
         reduce = tile.ReduceOp(ReduceKind.MAX, self.product, 0, one)
         first = code.insert(reduce, "first")
         if self.mod is None:
             return first
-        last = code.sub(count or code.const(self.mod.shape[0]), one)
+        last = code.sub(self.largest.count or code.const(self.mod.shape[0]), one)
         ends = [modified(code, self.mod, first, i) for i in (None, last)]
-        return build_row_map(code, ends, ScalarCode.maxnumf, "guess")
+        return build_row_map(code, ends, _finite_maximum, "guess")
+
+
+def product_of(mod: tile.MapOp) -> SSAValue | None:
+    """Return the product of which a map is a mod that can be guessed, or None."""
+    products: list[SSAValue] = []
+    for i, operand in enumerate(mod.inputs):
+        if mod.span(i) == FULL:
+            products.append(operand)
+        elif mod.span(i) == ROW and not is_of_positions(operand):
+            return None
+    if any(is_function(op) or is_hidden(op) for op in mod.body.block.ops):
+        return None
+    return products[0] if len(products) == len(mod.results) == 1 else None
 
 
 def is_hidden(op: Operation) -> bool:
@@ -142,13 +172,11 @@ def modified(
 
 @dataclass(frozen=True)
 class EarlyWeights:
-    """The weights of a block, which depend on a choice of rows' references."""
+    """The weights of a block, which depend on the choice of rows' references."""
 
     choice: tile.MapOp
-    """The map that chooses between the largest scores and the kept references."""
     above: tile.MapOp
     """The map that compares the largest scores with the kept references."""
-    largest: tile.ReduceOp
     kept: SSAValue
     scores: Scores
     branch: scf.IfOp
@@ -157,31 +185,41 @@ class EarlyWeights:
     @classmethod
     def at(cls, op: tile.MapOp) -> EarlyWeights | None:
         """Return the weights that depend on a choice, if they may be early."""
-        loop = op.parent_op()
-        if loop is None or len(op.inputs) != 3 or len(op.shape) != 1:
-            return None
-        chosen = yielded(op.body.block)[0].owner
-        args = list(op.body.block.args)
-        if not isinstance(chosen, arith.SelectOp) or list(chosen.operands) != args:
+        if tile.REFERENCE not in op.attributes or len(op.inputs) != 3:
             return None
         flags, row_max, kept = op.inputs
-        above, largest, branch = flags.owner, row_max.owner, branch_on(flags)
-        if not isinstance(largest, tile.ReduceOp) or not isinstance(above, tile.MapOp):
+        above, scores, branch = flags.owner, Scores.of(row_max.owner), branch_on(flags)
+        if scores is None or branch is None or not isinstance(above, tile.MapOp):
             return None
-        if list(above.inputs[:2]) != [row_max, kept] or len(above.inputs) != 3:
+        if list(above.inputs[:-1]) != [row_max, kept]:
             return None
-        if not is_known_before(above.inputs[2], loop):
-            return None
-        if not isinstance(kept, BlockArgument) or kept.block is not op.parent:
-            return None
-        scores = Scores.of(largest.input)
-        if branch is None or branch.parent is not op.parent or scores is None:
-            return None
-        found = cls(op, above, largest, kept, scores, branch)
-        weights = found.weights
-        if weights is None or all(scores.value not in o.operands for o in weights):
-            return None
-        return found
+        found = cls(op, above, kept, scores, branch)
+        return found if found.is_sound() else None
+
+    @property
+    def factor(self) -> SSAValue:
+        """The factor that makes scores exponents of 2."""
+        return self.above.inputs[-1]
+
+    def is_sound(self) -> bool:
+        """Return True if weights can be computed before the largest scores are."""
+        loop, kept, scores = self.choice.parent_op(), self.kept, self.scores
+        if not isinstance(loop, scf.ForOp) or not isinstance(kept, BlockArgument):
+            return False
+        block, result = loop.body.block, self.choice.results[0]
+        if kept.block is not block or yielded(block)[kept.index - 1] is not result:
+            return False
+        if result.type != TileType(f32, self.choice.shape) or self.factor.type != f32:
+            return False
+        ops = scores.product.owner, scores.start, scores.largest, self.branch
+        if any(op.parent is not block for op in ops):
+            return False
+        count, weights = scores.largest.count, self.weights
+        if count is not None and not is_known_before(count, scores.start):
+            return False
+        if weights is None or all(scores.value not in op.operands for op in weights):
+            return False
+        return is_known_before(self.factor, loop)
 
     @property
     def weights(self) -> list[Operation] | None:
@@ -212,27 +250,22 @@ class EarlyWeights:
         owner = value.owner
         if isinstance(owner, Block) or owner.parent is not self.choice.parent:
             return True
-        return value is self.scores.value or owner.is_before_in_block(self.start)
-
-    @property
-    def start(self) -> Operation:
-        """The op before which references are guessed."""
-        return self.scores.mod or self.largest
+        return value is self.scores.value or owner.is_before_in_block(self.scores.start)
 
     def hoist(self) -> None:
         """Compute weights before the largest scores, and again if they are wrong."""
         weights = self.weights
         assert weights is not None
         ahead = self.ahead()
-        code = ScalarCode(InsertPoint.before(self.start))
-        guess = self.scores.guess(code, self.largest.count)
+        code = ScalarCode(InsertPoint.before(self.scores.start))
+        guess = self.scores.guess(code)
         reference = self.reference(code, guess, ahead)
         moves = build_row_map(code, [reference, self.kept], _moves, "moves")
         early: Values = {self.choice.results[0]: reference}
         early[self.branch.cond] = is_any(code, moves)
         reads = [self.scores.value in op.operands for op in weights].index(True)
         code.clone(weights[:reads], early)
-        code = ScalarCode(InsertPoint.before(self.largest))
+        code = ScalarCode(InsertPoint.before(self.scores.largest))
         code.clone(weights[reads:], early)
 
         code = ScalarCode(InsertPoint.before(self.choice))
@@ -241,24 +274,26 @@ class EarlyWeights:
         then = ScalarCode(block)
         if self.scores.mod is not None:  # No tile of scores is kept.
             then.clone([self.scores.mod], again)
-        again[self.choice.results[0]] = self.reference(then, self.largest.result, ahead)
+        again[self.choice.results[0]] = self.reference(
+            then, self.scores.largest.result, ahead
+        )
         then.clone(weights, again)
         again[self.branch.cond] = then.flag(True)
         self.replace(wrong, block, again, early)
 
     def ahead(self) -> SSAValue:
         """Write, before the loop, the distance of a new reference from a score."""
-        loop, factor = self.choice.parent_op(), self.above.inputs[2]
+        loop = self.choice.parent_op()
         assert loop is not None
         code = ScalarCode(InsertPoint.before(loop))
-        distance = code.divf(code.const(AHEAD, f32), factor)
+        distance = code.divf(code.const(AHEAD, f32), self.factor)
         return code.minnumf(distance, code.const(MOST_AHEAD, f32), "ahead")
 
     def reference(self, code: ScalarCode, score: SSAValue, ahead: SSAValue) -> SSAValue:
         """Write the references of rows: kept ones, or new ones ahead of scores."""
 
         def body(c: ScalarCode, s: SSAValue, m: SSAValue, ahead: SSAValue) -> SSAValue:
-            near = c.addf(m, c.mulf(ahead, c.const(NEAR, m.type)))
+            near = c.addf(m, c.mulf(ahead, c.const(NEAR, f32)))
             return c.select(c.cmpf("ogt", s, near), c.addf(s, ahead), m)
 
         name = self.choice.results[0].name_hint or "m"
@@ -267,8 +302,8 @@ class EarlyWeights:
     def is_wrong(
         self, code: ScalarCode, reference: SSAValue, ahead: SSAValue
     ) -> SSAValue:
-        """Write if any row's largest score is far above, or below, its reference."""
-        largest = self.largest.result
+        """Write True if any largest score is far above, or below, its reference."""
+        largest = self.scores.largest.result
         wrong = self.is_above(code, largest, reference)
         if self.scores.mod is not None:  # Without a mod, the guess is a score.
             inputs = [reference, self.kept, ahead]
@@ -315,35 +350,55 @@ WEIGHING = (tile.MapOp, tile.ReduceOp, tile.PackOp)
 
 
 def branch_on(flags: SSAValue) -> scf.IfOp | None:
-    """Return the branch that runs if any flag is set."""
-    for use in flags.uses:
-        if isinstance(live := use.operation, tile.LiveRangeOp):
-            tests = (test.operation for test in live.length.uses)
-            users = (u.operation for test in tests for u in test.results[0].uses)
-            return next((op for op in users if isinstance(op, scf.IfOp)), None)
+    """Return the branch that runs if any flag is set, None if others read as much."""
+    block = flags.owner if isinstance(flags.owner, Block) else flags.owner.parent
+    assert block is not None
+    for op in block.ops:
+        if isinstance(op, scf.IfOp) and is_any_of(op.cond, flags):
+            return op if op.cond.has_one_use() else None
     return None
 
 
+def is_any_of(condition: SSAValue, flags: SSAValue) -> bool:
+    """Return True for the condition that `is_any` writes."""
+    test = condition.owner
+    if not isinstance(test, arith.CmpiOp) or predicate_of(test) != "sgt":
+        return False
+    live = test.lhs.owner
+    if not isinstance(live, tile.LiveRangeOp) or test.lhs is not live.length:
+        return False
+    return live.flags is flags and live.count is None and int_constant(test.rhs) == 0
+
+
 def is_any(code: ScalarCode, flags: SSAValue) -> SSAValue:
-    """Write if any flag is set."""
+    """Write True if any flag is set."""
     live = tile.LiveRangeOp(flags)
     code.builder.insert(live)
     return code.cmp("sgt", live.length, code.const(0))
 
 
 def _moves(code: ScalarCode, reference: SSAValue, kept: SSAValue) -> SSAValue:
-    """Write if sums relative to the kept reference need scaling."""
-    has_sums = code.cmpf("ogt", kept, code.const(-math.inf, kept.type))
+    """Write True if sums relative to the kept reference need scaling."""
+    has_sums = code.cmpf("ogt", kept, code.const(-math.inf, f32))
     return code.and_(code.cmpf("ogt", reference, kept), has_sums)
 
 
 def _least(
     code: ScalarCode, reference: SSAValue, kept: SSAValue, ahead: SSAValue
 ) -> SSAValue:
-    """Write what the largest score must not be far below, -inf for a kept reference."""
-    least = code.subf(reference, code.addf(ahead, ahead))
+    """Write the score that the largest must not be far below, -inf if all may."""
+    below = code.mulf(ahead, code.const(BELOW, f32))
     is_new = code.cmpf("ogt", reference, kept)
-    return code.select(is_new, least, code.const(-math.inf, kept.type))
+    none = code.const(-math.inf, f32)
+    return code.select(is_new, code.subf(reference, below), none)
+
+
+def _finite_maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    """Write the greater number, at most the greatest finite one.
+
+    An infinite reference would be wrong, also where the factor is 0.
+    """
+    return code.minnumf(code.maxnumf(a, b), code.const(F32.largest, f32))
 
 
 @dataclass(frozen=True)

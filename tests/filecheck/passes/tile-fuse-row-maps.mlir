@@ -2,7 +2,7 @@
 
 // The second map reads nothing that is later than the first one, and moves up. Both, and
 // the third one, are read by the last one alone, and move down. A result that only the
-// map itself reads is not kept.
+// map itself reads is not kept, nor is a map that nothing reads.
 // CHECK-LABEL: tile.kernel @rows
 // CHECK: %a = tile.iota
 // CHECK-NOT: tile.map
@@ -22,6 +22,14 @@ tile.kernel @rows(%out : memref<?xi32> #tile.param<argument 0>, %z : i32 #tile.p
   %c32 = arith.constant 32 : i32
   %a = tile.iota %z : !tile.tile<32xi32>
   %double = tile.map(%x : i32 = %a [0] : !tile.tile<32xi32>) {
+    %d = arith.addi %x, %x : i32
+    flex.yield %d : i32
+  } -> !tile.tile<32xi32>
+  %unread = tile.map(%x : i32 = %double [0] : !tile.tile<32xi32>) {
+    %d = arith.addi %x, %x : i32
+    flex.yield %d : i32
+  } -> !tile.tile<32xi32>
+  %also_unread = tile.map(%x : i32 = %unread [0] : !tile.tile<32xi32>) {
     %d = arith.addi %x, %x : i32
     flex.yield %d : i32
   } -> !tile.tile<32xi32>

@@ -51,7 +51,7 @@ tile.kernel @weights(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0
     %m = tile.map(%c : i1 = %above [0] : !tile.tile<32xi1>, %a : f32 = %row_max [0] : !tile.tile<32xf32>, %b : f32 = %m_i [0] : !tile.tile<32xf32>) {
       %d = arith.select %c, %a, %b : f32
       flex.yield %d : f32
-    } -> !tile.tile<32xf32>
+    } attributes {tile.reference} -> !tile.tile<32xf32>
     %p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<96x32xf32>, %b : f32 = %m [1] : !tile.tile<32xf32>) {
       %d = arith.subf %x, %b : f32
       %e = math.exp2 %d : f32

@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import AnyFloat, FloatAttr, f64
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, UnitAttr, f64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
@@ -247,7 +247,7 @@ class OnlineSoftmax:
         return build_row_map(code, rows, choose, "max_scores")
 
     def natural_maximum(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
-        """Write the running maximum in natural units; any number for an empty row."""
+        """Write the state's maximum in natural units; any number for an empty row."""
         assert state.m_i is not None
         maximum = state.m_i
         for unit in self.units:
@@ -304,7 +304,8 @@ class LazySoftmax(OnlineSoftmax):
     """A builder of the softmax of rows whose sums are seldom scaled.
 
     A row keeps its maximum until a weight would be above 2^`GROWTH`. Sums are scaled
-    after a block that replaces the maximum of any row.
+    after a block that replaces the maximum of any row. Later passes may replace it by
+    other references (`tile.reference`).
     """
 
     def update(
@@ -324,6 +325,8 @@ class LazySoftmax(OnlineSoftmax):
         inputs = [row_max, state.m_i, self.factor]
         above = build_row_map(code, inputs, _is_above, "above")
         m = build_row_map(code, [above, *inputs[:2]], ScalarCode.select, "m")
+        assert isinstance(m.owner, tile.MapOp)
+        m.owner.attributes[tile.REFERENCE] = UnitAttr()
         p = self.weights(code, x, m)
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
         l_i, acc = self.scaled_sums(code, state, m, above)
