@@ -51,9 +51,10 @@ def warmup(
     """Call a function once, on tensors of zeros, so that its kernels are compiled.
 
     The kernels are also stored on the disk, for other processes. On a CPU, a kernel
-    serves all lengths. On a GPU there is one kernel for lengths that are multiples of
-    128, and one for other lengths. On a Hopper GPU, calls with few rows in total have
-    kernels of their own, with fewer rows in a program.
+    serves all lengths, but up to 16 queries have their own, and up to 32 may. On a GPU
+    there is one kernel for lengths that are multiples of 128, and one for other
+    lengths. On a Hopper GPU, calls with few rows in total have kernels of their own,
+    with fewer rows in a program.
 
         flexc.warmup(flexc.flex_attention, *[(4, 8, 4096, 64)] * 3, mask_mod=causal,
                      dtype=torch.bfloat16, device="cuda", backward=True)

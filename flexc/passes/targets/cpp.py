@@ -106,11 +106,7 @@ class VectorMachine:
         return self.vector_bytes * 8 // bits
 
     def least_panels(self, packed: PackedProducts | None) -> int:
-        """Return how many panels a program owns at least, unless it sees few columns.
-
-        A wide register tile has the columns of two. Programs of fewer rows own as many,
-        so that other lengths compile nothing.
-        """
+        """Return how many panels a wide register tile has, at least one."""
         return 2 if packed is None and self.wide_rows is not None else 1
 
     def panel(self, bits: int) -> int:
@@ -256,8 +252,7 @@ def panel_sizes(
     """
     panel = machine.panel(bits)
     if most_rows is not None:
-        least = machine.least_panels(packed)
-        panels = min(panels, max(least, -(-most_rows // panel)))
+        panels = min(panels, -(-most_rows // panel))
     panel *= panels
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)

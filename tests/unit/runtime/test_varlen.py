@@ -237,7 +237,7 @@ def test_longest_lengths_are_accepted() -> None:
 
 
 def test_lengths_compile_nothing() -> None:
-    for i, n in enumerate((70, 3, 200)):
+    for i, n in enumerate((70, 13, 200)):  # Up to 32 rows may have a kernel.
         given = operands([n, 20], [n, 20], grad=False)
         before = counters.total()
         attend(*given, cu_seqlens([n, 20]))

@@ -207,13 +207,13 @@ def kernels(mods: Mods, lengths: list[int]) -> int:
 
 
 def test_one_kernel_where_nothing_can_overflow() -> None:
-    assert kernels(masked(lambda q, k: q + 64 - k * 2 >= 0), [24, 20, 50_000]) == 1
+    assert kernels(masked(lambda q, k: q + 64 - k * 2 >= 0), [40, 36, 50_000]) == 1
 
 
 def test_a_kernel_more_where_something_does() -> None:
     squares = scored(lambda q, k: (q * q - k * k) * 1e-10)
-    assert kernels(squares, [24, 20, 40_000]) == 1
-    assert kernels(squares, [24, 50_000, 60_000]) == 2
+    assert kernels(squares, [40, 36, 40_000]) == 1
+    assert kernels(squares, [40, 50_000, 60_000]) == 2
 
 
 @pytest.mark.parametrize(
