@@ -66,7 +66,7 @@ def test_early_weights(text: str) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_computations(change: str) -> None:
-    """What is not known to be the weights of a softmax, or early, stays."""
+    """Computations stay that may be other than a softmax, or late."""
     text, *parts = CHANGES[change]
     for old, new in parts:
         assert old in text
