@@ -32,10 +32,7 @@ from flexc.passes.cpu.tile_overlap_products import (
     TileOverlapProductsPass,
     TileSplitFunctionsPass,
 )
-from flexc.passes.cpu.tile_panel_maps import (
-    TileAssignLoopsPass,
-    TilePanelMapsPass,
-)
+from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass, TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.cpu.tile_widen_floats import (
     TilePackOperandsPass,
@@ -287,6 +284,7 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         TilePanelMapsPass(),
         TileSplitFunctionsPass(),
         TileOverlapProductsPass(),
+        # After passes that recognize single maps.
         TileFuseRowMapsPass(),
         # After maps are fused: a fused map has one pair of loops.
         TileAssignLoopsPass(),

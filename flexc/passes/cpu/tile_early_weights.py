@@ -129,7 +129,7 @@ def is_hidden(op: Operation) -> bool:
 
 
 def is_of_positions(value: SSAValue) -> bool:
-    """Return True if a value of each column depends on its position and numbers."""
+    """Return True if positions, numbers and tensors determine each column's value."""
     op = value.owner
     if not isinstance(op, tile.MapOp):
         return isinstance(op, tile.IotaOp)
@@ -274,9 +274,8 @@ class EarlyWeights:
         then = ScalarCode(block)
         if self.scores.mod is not None:  # No tile of scores is kept.
             then.clone([self.scores.mod], again)
-        again[self.choice.results[0]] = self.reference(
-            then, self.scores.largest.result, ahead
-        )
+        largest = self.scores.largest.result
+        again[self.choice.results[0]] = self.reference(then, largest, ahead)
         then.clone(weights, again)
         again[self.branch.cond] = then.flag(True)
         self.replace(wrong, block, again, early)

@@ -105,10 +105,6 @@ class VectorMachine:
         """Return the number of elements of a vector."""
         return self.vector_bytes * 8 // bits
 
-    def least_panels(self, packed: PackedProducts | None) -> int:
-        """Return how many panels a wide register tile has, at least one."""
-        return 2 if packed is None and self.wide_rows is not None else 1
-
     def panel(self, bits: int) -> int:
         """Return the columns of a panel: those of a register tile that is not wide."""
         return self.lanes(bits) * self.vectors
@@ -222,10 +218,11 @@ def panels_for(
     """Return how many panels of rows a program owns: a power of 2.
 
     A program reads all keys and values that its rows see. Wide ones of a head may lie
-    in a third-level cache, and rows of strided heads in many pages. With more than two
-    panels the operands of a matrix unit leave the first-level cache.
+    in a third-level cache, and rows of strided heads in many pages. A wide register
+    tile has the columns of two panels. With more than two the operands of a matrix unit
+    leave the first-level cache.
     """
-    least = machine.least_panels(packed)
+    least = 2 if packed is None and machine.wide_rows is not None else 1
     most = 2 if packed is not None and packed.is_of_unit else MOST_PANELS
     return power_of_2_up_to(min(most, max(least, widest // PANEL_DIM)))
 
