@@ -126,12 +126,13 @@ def emit(args: argparse.Namespace) -> None:
     from flexc.frontend.capture import capture_mods
     from flexc.frontend.closures import read_mods
     from flexc.frontend.import_graph import build_attention_module
+    from flexc.runtime.inputs.tensor_facts import sum_dtype
 
     build = _build(args)
     usage: dict[ModKind, str]
     usage = {"score_mod": "flexc emit {}", "mask_mod": "flexc emit - --mask {}"}
     signature = read_mods(*_load_mods(args, usage))
-    mods = capture_mods(signature, _score_dtype(args.dtype))
+    mods = capture_mods(signature, sum_dtype(build.call.dtype))
     module = build_attention_module(mods.score, mods.mask, build.call).module
     print(_printed(module, args.level, args.target, build).rstrip("\n"))
 
@@ -158,14 +159,13 @@ def _printed(module: Any, level: str, target: str, build: Build) -> str:
 
 
 def _build(args: argparse.Namespace) -> Build:
-    import torch
-
     from flexc.frontend.import_graph import AttentionCall
     from flexc.runtime.inputs.options import TileOptions, backend_of
     from flexc.runtime.kernels.build import Build, machine_for
 
+    backend = backend_of(args.target)
     call = AttentionCall(
-        dtype=getattr(torch, args.dtype),
+        dtype=_dtype(args) or backend.usual_dtype,
         head_dim=args.head_dim,
         value_dim=args.value_dim or args.head_dim,
         lse=args.lse,
@@ -179,21 +179,19 @@ def _build(args: argparse.Namespace) -> Build:
         index_width=32,
     )
     tiles = TileOptions(**{n: getattr(args, n) for n in TILE_ARGUMENTS})
-    backend = backend_of(args.target)
     machine = args.machine or machine_for(backend.name)
     return Build(call, backend.name, backend.device, tiles, machine=machine)
 
 
-def _score_dtype(name: str) -> Any:
+def _dtype(args: argparse.Namespace) -> Any:
+    """Return the torch.dtype of `--dtype`, None if it was not given."""
     import torch
 
-    return torch.float64 if name == "float64" else torch.float32
+    return args.dtype and getattr(torch, args.dtype)
 
 
 def explain(args: argparse.Namespace) -> None:
     """Print what is known of a mask, and which blocks it leaves."""
-    import torch
-
     from flexc.runtime.explain import explain_mask
 
     length = f"--q-len {args.q_len}"
@@ -210,7 +208,7 @@ def explain(args: argparse.Namespace) -> None:
         args.kv_len,
         score_mod=score_mod,
         device=args.device,
-        dtype=getattr(torch, args.dtype),
+        dtype=_dtype(args),
         head_dim=args.head_dim,
         BLOCK_SIZE=args.block_size,
     )
@@ -486,7 +484,7 @@ def _add_emit(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--machine", choices=MACHINES, help="whose vectors cpp is for (this one's)"
     )
-    _add_inputs(sub, "float32")
+    _add_inputs(sub)
     sub.add_argument(
         "--value-dim",
         type=_head_dim,
@@ -540,7 +538,7 @@ def _add_explain(sub: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="cpu or cuda, present or not (that of captured tensors, or torch's own)",
     )
-    _add_inputs(sub, "bfloat16")
+    _add_inputs(sub)
     sub.add_argument(
         "--block-size",
         type=_block_size,
@@ -551,12 +549,11 @@ def _add_explain(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(run=explain)
 
 
-def _add_inputs(sub: argparse.ArgumentParser, dtype: str) -> None:
+def _add_inputs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--dtype",
         choices=DTYPES,
-        default=dtype,
-        help="dtype of query, key and value (%(default)s)",
+        help="dtype of query, key and value (float32 on a CPU, bfloat16 on a GPU)",
     )
     sub.add_argument(
         "--head-dim",

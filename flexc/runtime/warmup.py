@@ -44,7 +44,7 @@ def warmup(
     /,
     *args: Any,
     backward: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     **kwargs: Any,
 ) -> WarmupReport:
@@ -66,7 +66,8 @@ def warmup(
             arguments, tensors included, are passed unchanged.
         backward: also compile the gradients of float tensors given by their shape, and
             of other tensors that require them. No `.grad` changes.
-        dtype: the dtype of tensors that are given by their shape.
+        dtype: the dtype of tensors that are given by their shape, by default torch's
+            default dtype.
         device: the device of these tensors, by default torch's default device.
         kwargs: passed unchanged, such as `score_mod` and `mask_mod`.
 
@@ -93,7 +94,7 @@ def warmup(
 
 def _given(
     argument: Any,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     device: torch.device | str | None,
     backward: bool,
 ) -> Any:
@@ -102,6 +103,7 @@ def _given(
         return argument
     if min(argument, default=0) < 0:
         raise ShapeError(f"warmup expects sizes of 0 or more, got {argument}")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
         raise DtypeError(f"warmup expects a torch.dtype, got {dtype!r}")
     wants = backward and dtype.is_floating_point

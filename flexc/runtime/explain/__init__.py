@@ -26,7 +26,12 @@ from flexc.runtime.autograd import run_attention
 from flexc.runtime.autograd.functions import is_differentiated
 from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.inputs.arguments import DTYPES, MAX_HEAD_DIM
-from flexc.runtime.inputs.options import NO_CHOICES, Choices, resolve_backend
+from flexc.runtime.inputs.options import (
+    BACKENDS,
+    NO_CHOICES,
+    Choices,
+    resolve_backend,
+)
 from flexc.runtime.inputs.tensor_facts import Placement
 from flexc.runtime.inputs.wrappers import check_captured
 from flexc.runtime.interception import Results, Scope, activate, current_scope
@@ -53,7 +58,7 @@ class Options(TypedDict, total=False):
 
     score_mod: Mod | None
     device: torch.device | str | None
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     head_dim: int
     BLOCK_SIZE: int | tuple[int, int] | None
 
@@ -109,7 +114,8 @@ def explain(
         device: the device whose kernels are explained. By default the device of
             captured tensors, else the accelerator or the CPU. "cuda" is valid on a
             machine without a GPU.
-        dtype: the dtype of query, key and value.
+        dtype: the dtype of query, key and value, by default float32 on a CPU and
+            bfloat16 on a GPU.
         head_dim: the head dimension of query, key and value.
         BLOCK_SIZE: the rows and columns of the blocks to count and draw; by default
             the blocks that the kernel skips or visits.
@@ -153,7 +159,7 @@ def explain_mask(
     *,
     score_mod: Mod | None = None,
     device: torch.device | str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     head_dim: int = 64,
     BLOCK_SIZE: int | tuple[int, int] | None = None,
 ) -> Explanation:
@@ -167,8 +173,9 @@ def explain_mask(
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
     problem = checked_problem(sizes, 128 if BLOCK_SIZE is None else BLOCK_SIZE)
     block = None if BLOCK_SIZE is None else (problem.q_block, problem.kv_block)
-    check_inputs(dtype, head_dim)
     place, backend = where(score_mod, mask_mod, device)
+    dtype = BACKENDS[backend].usual_dtype if dtype is None else dtype
+    check_inputs(dtype, head_dim)
     call = Attention(
         *stand_ins(sizes, (head_dim, head_dim), dtype, place),
         scale=1 / math.sqrt(head_dim),

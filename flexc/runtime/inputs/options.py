@@ -45,6 +45,11 @@ class Backend:
         """Return True if its kernels run on a CPU."""
         return self.device == "cpu"
 
+    @property
+    def usual_dtype(self) -> torch.dtype:
+        """The dtype of a query that is described without one."""
+        return torch.bfloat16 if self.for_gpu else torch.float32
+
 
 EAGER = Backend("eager")
 TRITON = Backend("triton", ("triton", "gluon"), "cuda")

@@ -41,7 +41,7 @@ from flexc.runtime.kernels.cpp_compiler import (
     processor,
 )
 from flexc.runtime.process.cache import cache_dir, load, store, workspace
-from flexc.runtime.process.progress import compiling, described
+from flexc.runtime.process.progress import Compilation, compiling, described
 from flexc.runtime.process.recent import Background, turn
 from flexc.runtime.tapes.tape import Address, Prepared
 
@@ -218,7 +218,7 @@ def build(spec: KernelSpec) -> Path:
     name = f"{file_name(spec.entry, spec.source, compiler)}.so"
     if load(name) is not None:
         return cache_dir() / name
-    with compiling(lambda: described(spec.source)):
+    with compiling(Compilation(lambda: described(spec.source))):
         # A thread pool refuses work while the process ends; Background does not.
         shared = Background(lambda: shared_objects(spec, compiler))
         objects = [compiled(spec.source, compiler), *shared.get()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -74,7 +73,7 @@ from flexc.runtime.kernels.schedules import (
 )
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import versions
-from flexc.runtime.process.progress import compiling
+from flexc.runtime.process.progress import Compilation, compiling
 from flexc.runtime.process.recent import Background, Recent, without_collection
 
 VERIFY = "FLEXC_VERIFY"
@@ -288,18 +287,15 @@ def start_kernel(module: ModuleOp, build: Build) -> Background[Kernel]:
     compiler's result decides which schedule is lowered next.
     """
     key = kernel_key(module, build)
-    begun = time.monotonic()
-
-    def what() -> str:
-        return f"{about(module)} for {build.backend}"
+    compilation = Compilation(lambda: about(module, build))
 
     def find() -> KernelSpec:
-        with compiling(what, begun), without_collection():
+        with compiling(compilation), without_collection():
             counters["built"] += 1
             return find_spec(module, build, key)
 
     def load(spec: KernelSpec) -> Kernel:
-        with compiling(what, begun):
+        with compiling(compilation):
             return Kernel(spec)
 
     def make() -> Background[Kernel]:
@@ -311,8 +307,8 @@ def start_kernel(module: ModuleOp, build: Build) -> Background[Kernel]:
     return _kernels.get(key, make)
 
 
-def about(module: ModuleOp) -> str:
-    """Return the names of a `flex` module's functions, with the mask and the score."""
+def about(module: ModuleOp, build: Build) -> str:
+    """Describe the kernels of a `flex` module: functions, backend, dtype and mods."""
     names: list[str] = []
     mods: dict[str, str] = {}
     for op in module.walk():
@@ -323,7 +319,9 @@ def about(module: ModuleOp) -> str:
         if isinstance(op, ScoredOp):
             mods["score"] = describe(op.score_mod)
     said = ", ".join(f"{mod}: {text}" for mod, text in mods.items())
-    return ", ".join(names) + (f" ({said})" if said else "")
+    dtype = str(build.call.dtype).removeprefix("torch.")
+    kernels = f"{', '.join(names)} for {build.backend}, {dtype}"
+    return f"{kernels} ({said})" if said else kernels
 
 
 def kernel_key(module: ModuleOp, build: Build) -> str:

@@ -33,10 +33,9 @@ from pathlib import Path
 
 import torch
 
-import flexc
 from flexc.errors import OptionError
 
-PACKAGE = Path(flexc.__file__).parent
+PACKAGE = Path(__file__).parents[2]
 
 
 @cache

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 PATIENCE = 1.0
@@ -23,6 +24,17 @@ WIDEST = 100
 """The largest number of characters of the description of one kernel."""
 
 log = logging.getLogger("flexc")
+
+
+@dataclass(eq=False)
+class Compilation:
+    """The compilation of one kernel, by one thread or by several in turn."""
+
+    what: Callable[[], str]
+    """Describes the kernel."""
+    since: float = field(default_factory=time.monotonic)
+    logged: bool = False
+    """True once the log has its description."""
 
 
 class Progress:
@@ -35,28 +47,30 @@ class Progress:
         """The descriptions that are shown, by timer."""
         self.spinner: Any = None
 
-    def begin(self, what: Callable[[], str], since: float) -> threading.Timer:
-        """Register a compilation, to be shown PATIENCE seconds after `since`."""
-        left = max(since + PATIENCE - time.monotonic(), 0.0)
-        timer = threading.Timer(left, lambda: self.show(timer, shortened(what())))
+    def begin(self, compilation: Compilation) -> threading.Timer:
+        """Register a compilation, to be shown PATIENCE seconds after its start."""
+        left = max(compilation.since + PATIENCE - time.monotonic(), 0.0)
+        timer = threading.Timer(left, lambda: self.show(timer, compilation))
         timer.daemon = True
         with self.lock:
             self.running.add(timer)
         timer.start()
         return timer
 
-    def show(self, timer: threading.Timer, what: str) -> None:
+    def show(self, timer: threading.Timer, compilation: Compilation) -> None:
+        what = shortened(compilation.what())
         with self.lock:
             if timer not in self.running:
                 return
             self.shown[timer] = what
             if self.spinner is None:
                 self.spinner = spinner()
-            if self.spinner is None:
-                log.warning("compiling %s", what)
-            else:
+            if self.spinner is not None:
                 self.spinner.update(self.markup)
                 self.spinner.start()
+            elif not compilation.logged:
+                compilation.logged = True
+                log.warning("compiling %s", what)
 
     def end(self, timer: threading.Timer) -> None:
         """Remove a compilation, and its description if it is shown."""
@@ -111,17 +125,16 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
-def compiling(what: Callable[[], str], since: float | None = None) -> Iterator[None]:
+def compiling(compilation: Compilation) -> Iterator[None]:
     """Show a message while the block runs, if the compilation takes long.
 
-    Nested compilations are part of the outer one and have no message. `since` is the
-    start by `time.monotonic`, if another thread started the compilation earlier.
+    Nested compilations are part of the outer one and have no message.
     """
     if _thread.busy:
         yield
         return
     progress = _progress
-    timer = progress.begin(what, time.monotonic() if since is None else since)
+    timer = progress.begin(compilation)
     _thread.busy = True
     try:
         yield

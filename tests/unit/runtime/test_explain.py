@@ -314,12 +314,20 @@ def test_mods_without_names_are_named_by_kind() -> None:
 
 
 def test_sizes_by_position_and_by_name() -> None:
-    by_place = flexc.explain(causal, None, 3, 200, 100, device="cpu")
+    options: Any = {"device": "cpu", "dtype": torch.bfloat16}
+    by_place = flexc.explain(causal, None, 3, 200, 100, **options)
     assert by_place.classes.shape == (1, 3, -(-200 // PANEL), 2)
     assert str(by_place) == str(
-        flexc.explain(causal, H=3, Q_LEN=200, KV_LEN=100, device="cpu")
+        flexc.explain(causal, H=3, Q_LEN=200, KV_LEN=100, **options)
     )
-    assert explain(causal, KV_LEN=100, device="cpu").intervals()[-1].end == 100
+    assert explain(causal, KV_LEN=100, **options).intervals()[-1].end == 100
+
+
+def test_the_usual_dtype_is_that_of_the_device() -> None:
+    on_cpu = flexc.explain(causal, 1, 1, 40, device="cpu")
+    assert "float32, head dim 64, cpp" in on_cpu.title
+    on_gpu = flexc.explain(causal, 1, 1, 40, device="cuda")
+    assert "bfloat16, head dim 64, triton" in on_gpu.title
 
 
 def svg_of(found: Explanation, path: Path, **place: int) -> ET.Element:

@@ -16,6 +16,7 @@ from torch import Tensor
 import flexc
 from flexc.runtime.process import progress
 from flexc.runtime.process.progress import (
+    Compilation,
     Progress,
     compiling,
     described,
@@ -36,7 +37,8 @@ def wait_for(caplog: pytest.LogCaptureFixture, count: int = 1) -> None:
 
 
 def test_what_takes_long_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with compiling(lambda: "attention"), compiling(lambda: "a part of it"):
+    whole = Compilation(lambda: "attention")
+    with compiling(whole), compiling(Compilation(lambda: "a part of it")):
         wait_for(caplog)
     assert caplog.messages == ["compiling attention"]
     assert caplog.records[0].levelno == logging.WARNING
@@ -47,16 +49,26 @@ def test_nothing_is_said_of_what_is_done(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 30)
-    with compiling(lambda: "attention"):
+    compilation = Compilation(lambda: "attention")
+    with compiling(compilation):
         (timer,) = progress._progress.running
-    progress._progress.show(timer, "attention")
+    progress._progress.show(timer, compilation)
     assert not caplog.messages
     assert not progress._progress.running
 
 
+def test_a_kernel_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    compilation = Compilation(lambda: "attention")
+    for _ in range(2):
+        with compiling(compilation):
+            wait_for(caplog)
+            time.sleep(0.05)
+    assert caplog.messages == ["compiling attention"]
+
+
 def test_all_threads_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     def run(name: str) -> None:
-        with compiling(lambda: name):
+        with compiling(Compilation(lambda: name)):
             wait_for(caplog, 2)
 
     threads = [threading.Thread(target=run, args=(n,)) for n in ("one", "two")]
@@ -75,7 +87,7 @@ def test_a_terminal_has_a_spinner(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with compiling(lambda: "attention"):
+    with compiling(Compilation(lambda: "attention")):
         until = time.monotonic() + 30
         while "attention" not in terminal.getvalue() and time.monotonic() < until:
             time.sleep(0.01)
@@ -91,7 +103,7 @@ def test_without_rich_a_terminal_has_a_line(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with compiling(lambda: "attention"):
+    with compiling(Compilation(lambda: "attention")):
         wait_for(caplog)
     assert caplog.messages == ["compiling attention"]
 
@@ -126,6 +138,7 @@ def test_kernels_of_gradients_are_said_with_their_mask(
     out.sum().backward()
     wait_for(caplog, 2)
     text = "mask: q_idx >= (kv_idx - 4321)"
-    assert f"compiling attention ({text}, score: score) for cpp" in caplog.messages
-    said = f"compiling attention_backward_gradients ({text}) for cpp"
-    assert said in caplog.messages
+    forward = f"compiling attention for cpp, float32 ({text}, score: score)"
+    assert caplog.messages.count(forward) == 1
+    said = f"compiling attention_backward_gradients for cpp, float32 ({text})"
+    assert caplog.messages.count(said) == 1
