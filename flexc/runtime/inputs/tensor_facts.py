@@ -66,19 +66,14 @@ def has_unit_stride(tensor: Tensor) -> bool:
 
 def is_aligned(tensor: Tensor) -> bool:
     """Return True if every row is aligned and within reach of asynchronous copies."""
-    size = tensor.element_size()
-    return (
-        has_unit_stride(tensor)
-        and tensor.data_ptr() % ALIGNMENT == 0
-        and all(
-            tensor.size(d) == 1 or _reaches(tensor.stride(d) * size) for d in range(3)
-        )
-    )
-
-
-def _reaches(step: int) -> bool:
-    """Return True if copies of tiles support a stride of `step` bytes, even 0."""
-    return step % ALIGNMENT == 0 and step < MAX_COPIED_STRIDE
+    if not has_unit_stride(tensor) or tensor.data_ptr() % ALIGNMENT:
+        return False
+    element = tensor.element_size()
+    for size, stride in zip(tensor.shape[:3], tensor.stride(), strict=False):
+        step = stride * element  # Copies of tiles support a step of 0.
+        if size != 1 and (step % ALIGNMENT or step >= MAX_COPIED_STRIDE):
+            return False
+    return True
 
 
 def has_far_rows(tensor: Tensor) -> bool:
@@ -119,8 +114,9 @@ class Placement:
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Placement:
-        aligned = all(is_aligned(t) for t in (query, key, value))
-        aligned = aligned and value.size(3) * query.element_size() % ALIGNMENT == 0
+        tensors = (key, value) if query is key else (query, key, value)
+        aligned = value.size(3) * query.element_size() % ALIGNMENT == 0
+        aligned = aligned and all(map(is_aligned, tensors))
         return cls(
             (has_unit_stride(query), has_unit_stride(key), has_unit_stride(value)),
             ALIGNMENT if aligned else None,
