@@ -40,7 +40,7 @@ demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real m
 	$(BIN)/python -m bench.demo
 
 # `make test` runs one in EVERY of the parameters of each test; `make test-long` runs all.
-EVERY = 7
+EVERY = 10
 PYTEST = $(BIN)/python -m pytest --durations=25 --every=$(EVERY)
 
 # Two processes run beside each other: threads that wait for each other would spin.

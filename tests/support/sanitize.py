@@ -35,13 +35,16 @@ SHORT = (
     Sample("causal", 40, 37, 133, torch.float32, kv_heads=1, strided=True),
     Sample("relative_bias", 16, 50, 67, torch.bfloat16, backward=True),
     Sample("documents", 24, 90, 90, torch.float16),
-    Sample("causal", 64, 70, 133, torch.bfloat16, kv_heads=1, backward=True),
-    Sample("dense", 64, 37, 300, torch.bfloat16, kv_heads=1, strided=True),
+    Sample(
+        "causal", 64, 70, 300, torch.bfloat16, kv_heads=1, strided=True, backward=True
+    ),
 )
 """Odd lengths and strides, captured tensors, planning, gradients."""
 
 LONG = (
     *SHORT,
+    Sample("causal", 64, 70, 133, torch.bfloat16, kv_heads=1, backward=True),
+    Sample("dense", 64, 37, 300, torch.bfloat16, kv_heads=1, strided=True),
     *(
         Sample(case, 20, 45, 131, dtype, value_dim=9)
         for case in ("dense", "alibi", "soft_cap", "sliding_window")
