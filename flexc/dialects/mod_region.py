@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
-from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.irdl.declarative_assembly_format import (
     CustomDirective,
@@ -43,6 +43,12 @@ _Type = TypeVar("_Type", bound=Attribute)
 
 class NonNegative(OpTrait):
     """The op's result is an integer of at least 0."""
+
+
+def yielded(block: Block) -> Sequence[SSAValue]:
+    """Return the operands of a block's terminator."""
+    assert block.last_op is not None
+    return block.last_op.operands
 
 
 def verify_scalar_region(

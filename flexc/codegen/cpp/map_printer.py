@@ -27,11 +27,11 @@ from flexc.codegen.cpp.spelling import (
 )
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import flex, tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import LOOPS, Loop, ReduceKind
 from flexc.errors import refuse
 from flexc.passes.cpu.tile_panel_maps import is_constant
 from flexc.passes.tile.map_builder import is_wide
-from flexc.passes.tile.tile_values import yielded
 
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 STEP_ROWS = 8

@@ -34,6 +34,7 @@ from flexc.dialects.mod_region import (
     arguments_of,
     operand_groups,
     verify_scalar_region,
+    yielded,
 )
 
 
@@ -181,9 +182,7 @@ class MapRowsOp(RowsOp):
 
     def yielded(self, result: SSAValue) -> SSAValue:
         """Return the code's value for a result."""
-        last = self.code.block.last_op
-        assert last is not None
-        return last.operands[self.rows.index(result)]
+        return yielded(self.code.block)[self.rows.index(result)]
 
     def verify_(self) -> None:
         for operand in (*self.lhs, *self.rhs):

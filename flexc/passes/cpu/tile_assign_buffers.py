@@ -47,6 +47,7 @@ from xdsl.rewriter import InsertPoint
 from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType, shape_of
 from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -59,7 +60,6 @@ from flexc.passes.tile.tile_values import (
     is_tile,
     overwrites,
     user_in,
-    yielded,
 )
 
 

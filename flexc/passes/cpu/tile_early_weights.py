@@ -33,6 +33,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
 from flexc.dialects.constants import float_constant, int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.cpu.tile_overlap_products import early_ops, is_function
 from flexc.passes.cpu.tile_panel_maps import is_known_before
@@ -41,7 +42,6 @@ from flexc.passes.scalar.ranges.float_intervals import F32
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, ROW, UNIFORM, build_row_map
-from flexc.passes.tile.tile_values import yielded
 
 AHEAD = 16.0
 """The exponent of 2 of a new reference, relative to the score that it is ahead of.

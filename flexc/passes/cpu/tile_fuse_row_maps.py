@@ -61,9 +61,8 @@ def fuse_row_maps(block: Block) -> None:
 def one_row_map(op: tile.MapOp, after: tile.MapOp, place: Operation) -> None:
     """Insert one map with the used results of both before `place`; erase both."""
     inputs, body = joined(op, after)
-    last = body.block.last_op
+    last, results = body.block.last_op, [*op.results, *after.results]
     assert last is not None
-    results = [*op.results, *after.results]
     both = op, after
     used = [
         (result, value)

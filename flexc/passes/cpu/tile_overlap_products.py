@@ -39,13 +39,13 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex, tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import shape_of
 from flexc.passes.scalar.copier import sources_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, variance
 from flexc.passes.tile.tile_split_maps import carry, slice_of
-from flexc.passes.tile.tile_values import yielded
 
 CACHE_BYTES = 48 << 10
 """The first-level cache of cores with a matrix unit."""

@@ -36,10 +36,10 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex, tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import LOOPS, Loop, element_of, shape_of
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, Span, is_wide, variance
-from flexc.passes.tile.tile_values import yielded
 
 
 class Rows(Enum):

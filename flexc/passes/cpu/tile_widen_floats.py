@@ -38,8 +38,9 @@ from xdsl.pattern_rewriter import (
 )
 from xdsl.rewriter import InsertPoint
 
-from flexc.dialects import flex, tile
+from flexc.dialects import tile
 from flexc.dialects.flex import element_type
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import PairsAttr, TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
@@ -58,10 +59,9 @@ def is_narrow(value: SSAValue) -> bool:
 
 def rounding_of(body: Region) -> arith.TruncFOp | None:
     """Return the op that rounds the only value that a map's region yields, or None."""
-    last = body.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    owner = last.values[0].owner
-    if len(last.values) != 1 or not isinstance(owner, arith.TruncFOp):
+    values = yielded(body.block)
+    owner = values[0].owner
+    if len(values) != 1 or not isinstance(owner, arith.TruncFOp):
         return None
     return owner if owner.input.type == f32 else None
 
@@ -197,12 +197,10 @@ class IdentityMap(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.MapOp, rewriter: PatternRewriter) -> None:
-        last = op.body.block.last_op
-        assert isinstance(last, flex.YieldOp)
-        args = op.body.block.args
-        if len(last.values) != 1 or last.values[0] not in args:
+        values, args = yielded(op.body.block), op.body.block.args
+        if len(values) != 1 or values[0] not in args:
             return
-        source = op.inputs[args.index(last.values[0])]
+        source = op.inputs[args.index(values[0])]
         if source.type == op.results[0].type:
             rewriter.replace(op, [], [source])
 

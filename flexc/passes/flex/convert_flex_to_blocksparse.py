@@ -32,6 +32,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.blocksparse import SegmentOp
 from flexc.dialects.flex import KeyRangesAttr, SumKind
+from flexc.dialects.mod_region import yielded
 from flexc.errors import OptionError
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.masks.segments.mask_problem import MaskProblem, sparse_block
@@ -106,9 +107,7 @@ def has_band(op: flex.AttentionOp) -> bool:
 def changes_scores(op: flex.AttentionOp) -> bool:
     """Return True if the score mod yields anything but its score argument."""
     block = op.score_mod.block
-    last = block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return last.values[0] is not block.args[0]
+    return yielded(block)[0] is not block.args[0]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from flexc.dialects import flex
-from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.dialects.mod_region import INDEX_ARGS, yielded
 from flexc.passes.flex.flex_simplify_mods import INDEX, MOD, first_args
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_bounds import Solver
@@ -52,7 +52,6 @@ from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges, culprit
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
-from flexc.passes.scalar.variation import yielded
 
 WIDTH = 1 << 10
 """A number of bits with which no term overflows."""
@@ -178,7 +177,8 @@ def yielded_score(
     length = op.fact("max_length", INDEX.hi + 1)
     position = Interval(0, min(length - 1, INDEX.hi))
     score = own_score(op)
-    return yielded(score), score_ranges(score, (*MOD[:2], position, position), numbers)
+    ranges = score_ranges(score, (*MOD[:2], position, position), numbers)
+    return yielded(score.block)[0], ranges
 
 
 def own_score(op: flex.WithMods) -> Region:
@@ -233,7 +233,7 @@ def score_growth_is_bounded(
     dots = FloatInterval(-MAX_DOT, MAX_DOT)
     score = own_score(op)
     ranges = score_ranges(score, indices, numbers, dots)
-    found = ranges.without_minus_inf(yielded(score))
+    found = ranges.without_minus_inf(yielded(score.block)[0])
     return found.is_finite and found.size <= MAX_DOT * MAX_GROWTH
 
 

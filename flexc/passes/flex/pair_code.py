@@ -41,7 +41,7 @@ from xdsl.ir import Attribute, Operation, Region, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
 from flexc.dialects.flex import CAPTURE, DerivativeOp, score_type
-from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.dialects.mod_region import INDEX_ARGS, yielded
 from flexc.passes.flex.score_factor import LOG2_E
 from flexc.passes.scalar.differentiation.modes import pull_back, push_forward
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
@@ -105,10 +105,9 @@ class PairCode:
 
     def first_name(self, name: str) -> str:
         """Return the first of all names of the value that has the name `name`."""
-        last = self.region.block.last_op
-        assert last is not None
-        value = last.operands[self.yields[name]]
-        return next(n for n, i in self.yields.items() if last.operands[i] is value)
+        values = yielded(self.region.block)
+        value = values[self.yields[name]]
+        return next(n for n, i in self.yields.items() if values[i] is value)
 
 
 @dataclass

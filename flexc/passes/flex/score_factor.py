@@ -68,13 +68,14 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
+from flexc.dialects.mod_region import yielded
 from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.scalar.ranges.float_intervals import Format
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
-from flexc.passes.scalar.variation import Variation, yielded
+from flexc.passes.scalar.variation import Variation
 from flexc.passes.tile.map_builder import COLUMN, FULL, ROW, UNIFORM
 
 SAFE_FACTORS = (2.0**-30, 2.0**30)
@@ -147,7 +148,7 @@ class FactoredScore:
     @property
     def is_raw(self) -> bool:
         """True if the region yields the raw score unchanged."""
-        return yielded(self.region) is self.region.block.args[0]
+        return yielded(self.region.block)[0] is self.region.block.args[0]
 
 
 def factor_score(

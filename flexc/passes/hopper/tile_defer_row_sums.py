@@ -30,11 +30,11 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind, TileType, shape_of
 from flexc.dialects.tile.schedule import PartsOp
 from flexc.passes.tile.map_builder import FULL, ROW, UNIFORM
 from flexc.passes.tile.tile_access import has_count, is_zeros
-from flexc.passes.tile.tile_values import yielded
 
 LANES = 8
 """The columns after which the same thread holds elements of a product again."""

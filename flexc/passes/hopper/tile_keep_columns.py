@@ -27,11 +27,11 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import float_constant, int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import element_of
 from flexc.dialects.tile.schedule import RoleOp
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import FULL, UNIFORM, Input, build_map
-from flexc.passes.tile.tile_values import yielded
 
 MOST_COLUMNS = 128
 """The most columns of a tile: a thread has a bit for each of its elements of a row."""

@@ -36,12 +36,12 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import element_of
 from flexc.dialects.tile.memory import READABLE, read_as
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.gluon import PART_ROWS
-from flexc.passes.tile.tile_values import yielded
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from xdsl.ir import BlockArgument, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates
+from flexc.dialects.mod_region import yielded
 from flexc.errors import GradientError
 from flexc.passes.scalar.copier import location_of, needed, sliced
 from flexc.passes.scalar.ranges.exact_ranges import position_args
@@ -265,10 +266,8 @@ def read_of_index(index: Region, capture: int, by: Coordinates) -> CapturedRead:
     `index` is a region of b, h, q_idx, kv_idx and captures, as `sliced` returns it.
     `by` has the read's coordinates, which the caller found in the complete mod.
     """
-    last = index.block.last_op
-    assert isinstance(last, flex.YieldOp)
     tensor = index.block.args[len(POSITIONS) + capture]
-    return CaptureIndices(index).read_at(tensor, last.values, by)
+    return CaptureIndices(index).read_at(tensor, yielded(index.block), by)
 
 
 _COORDINATES = {

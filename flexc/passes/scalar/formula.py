@@ -15,7 +15,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr, i1
 from xdsl.ir import Region, SSAValue
 
-from flexc.dialects import flex
+from flexc.dialects.mod_region import yielded
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ TRUE, FALSE = AllOf(()), AnyOf(())
 
 def mask_formula(mask: Region, negated: bool = False) -> Formula:
     """Return the formula of the value that a mask region yields."""
-    last = mask.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return formula_of(last.values[0], negated)
+    return formula_of(yielded(mask.block)[0], negated)
 
 
 def formula_of(value: SSAValue, negated: bool = False) -> Formula:

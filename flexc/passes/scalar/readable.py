@@ -18,6 +18,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
@@ -56,10 +57,9 @@ COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": "
 
 def describe(region: Region) -> str:
     """Return the yielded values of a region as expressions of its arguments."""
-    last = region.block.last_op
-    assert isinstance(last, flex.YieldOp)
     speller = Speller()
-    return ", ".join(speller.spell(value, outer=True) for value in last.values)
+    values = yielded(region.block)
+    return ", ".join(speller.spell(value, outer=True) for value in values)
 
 
 class Speller:
@@ -161,9 +161,7 @@ LIMITS = full(width_of(i32))
 
 def describe_mod(region: Region) -> str:
     """Return the yielded values of a mod as expressions of its arguments."""
-    last = region.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return ", ".join(spell(value) for value in last.values)
+    return ", ".join(map(spell, yielded(region.block)))
 
 
 def spell(value: SSAValue, names: Mapping[SSAValue, str] | None = None) -> str:

@@ -19,8 +19,9 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import FloatAttr, IntegerType, i1
 from xdsl.ir import Operation, OpResult, Region, SSAValue
 
-from flexc.dialects import flex, tile
+from flexc.dialects import tile
 from flexc.dialects.constants import float_constant, int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
@@ -357,8 +358,6 @@ def _operand_stride(
     if isinstance(source.owner, tile.IotaOp):
         return Stride(1)
     if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
-        last = source.owner.body.block.last_op
-        assert isinstance(last, flex.YieldOp)
         strides = _strides_of_map(source.owner, span.index(dim), known)
-        return strides[last.values[source.index]]
+        return strides[yielded(source.owner.body.block)[source.index]]
     return None

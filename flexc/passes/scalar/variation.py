@@ -21,7 +21,6 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.formula import Formula, Leaf
@@ -101,13 +100,6 @@ class Dependences(Variation[Along]):
 def indices(region: Region) -> list[SSAValue]:
     """Return b, h, q_idx and kv_idx of a mask region."""
     return list(region.block.args[: len(INDEX_ARGS)])
-
-
-def yielded(region: Region) -> SSAValue:
-    """Return the only value that a region yields."""
-    last = region.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return last.values[0]
 
 
 Terms = tuple[tuple[SSAValue, int], ...]

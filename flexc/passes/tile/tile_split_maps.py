@@ -45,6 +45,7 @@ from xdsl.traits import IsolatedFromAbove, is_side_effect_free, is_speculatable
 from xdsl.transforms.loop_invariant_code_motion import can_be_hoisted
 
 from flexc.dialects import flex, tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import element_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import Span, result_type, variance
@@ -56,9 +57,7 @@ class MapSplitter:
     def __init__(self, op: tile.MapOp):
         self.op = op
         self.spans = variance(op)
-        last = op.body.block.last_op
-        assert isinstance(last, flex.YieldOp)
-        self.yields = list(last.values)
+        self.yields = list(yielded(op.body.block))
         self.ops = [
             o
             for o in op.body.block.ops

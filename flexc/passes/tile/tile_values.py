@@ -16,6 +16,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import TileType, shape_of
 from flexc.errors import ScheduleError
 
@@ -31,12 +32,6 @@ def defined_by(op: Operation) -> list[SSAValue]:
     """Return the results of an op and the arguments of its blocks."""
     args = (a for region in op.regions for b in region.blocks for a in b.args)
     return [*op.results, *args]
-
-
-def yielded(block: Block) -> Sequence[SSAValue]:
-    """Return the operands of a block's terminator."""
-    assert block.last_op is not None
-    return block.last_op.operands
 
 
 def defining_block(value: SSAValue) -> Block:

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import DenseArrayBase, Float64Type
 from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
+from flexc.dialects.mod_region import yielded
 from flexc.passes.flex.flex_infer_facts import FACTS, score_range
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.masks.blocks.block_code import Summary
@@ -140,10 +141,8 @@ def classified(subject: Subject) -> Iterator[Fact]:
 
 def _summarized(summary: Summary) -> str:
     """Return the values that a summary covers: `doc[q_idx] of each block of rows`."""
-    last = summary.region.block.last_op
-    assert isinstance(last, flex.YieldOp)
     where = "rows" if summary.axis == "row" else "keys"
-    return f"{spell(last.values[0])} of each block of {where}"
+    return f"{spell(yielded(summary.region.block)[0])} of each block of {where}"
 
 
 def rows_never_empty(subject: Subject) -> Iterator[Fact]:

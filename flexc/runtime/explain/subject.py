@@ -13,11 +13,12 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
 from flexc.dialects.flex import KeyRangesAttr
+from flexc.dialects.mod_region import yielded
 from flexc.passes.flex.convert_flex_to_blocksparse import attention_shape
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.scalar import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.scalar.variation import Along, Dependences, yielded
+from flexc.passes.scalar.variation import Along, Dependences
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
@@ -113,7 +114,7 @@ class Subject:
     def along(self) -> Along:
         """The arguments that the mask depends on."""
         mask = self.simple.mask_mod
-        return Dependences(mask)[yielded(mask)]
+        return Dependences(mask)[yielded(mask.block)[0]]
 
     @cached_property
     def way(self) -> BlockSource:

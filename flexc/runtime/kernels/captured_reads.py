@@ -29,7 +29,7 @@ from xdsl.interpreter import Interpreter
 from xdsl.ir import BlockArgument, Operation, Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.dialects.mod_region import is_scalar
+from flexc.dialects.mod_region import is_scalar, yielded
 from flexc.errors import CapturedIndexError, NotANumberError
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.scalar.captured_reads import CaptureIndices
@@ -261,9 +261,7 @@ class Evaluation:
 
     @property
     def yielded(self) -> SSAValue:
-        last = self.region.block.last_op
-        assert isinstance(last, flex.YieldOp)
-        return last.values[0]
+        return yielded(self.region.block)[0]
 
     def _evaluate(self) -> None:
         interpreter = scalar_interpreter()

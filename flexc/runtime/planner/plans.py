@@ -17,6 +17,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.dialects.mod_region import yielded
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import build_attention_module
@@ -25,11 +26,7 @@ from flexc.passes.flex.convert_flex_to_planning import Part
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex.planning.kernel_builder import TILE_COLUMNS, TILE_ROWS
 from flexc.passes.flex.planning.summarize import TILE
-from flexc.passes.scalar.variation import (
-    Along,
-    Dependences,
-    yielded,
-)
+from flexc.passes.scalar.variation import Along, Dependences
 from flexc.passes.targets.target import Block, LoweringOptions
 from flexc.runtime.inputs.listed_blocks import TablesLayout
 from flexc.runtime.inputs.tensor_facts import (
@@ -158,7 +155,7 @@ class Plan:
         module = self.attention.module.clone()
         FlexSimplifyModsPass().apply(Context(), module)
         mask = attention_of(module).mask_mod
-        return Dependences(mask)[yielded(mask)]
+        return Dependences(mask)[yielded(mask.block)[0]]
 
     def kernels(self, problem: Problem, captures: Sequence[Any]) -> PlanKernels:
         sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import scf
 from xdsl.ir import (
-    Block,
     BlockArgument,
     Operation,
     OpResult,
@@ -20,6 +19,7 @@ from xdsl.ir import (
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile.schedule.memory import (
     ArriveOp,
     AwaitOp,
@@ -58,7 +58,7 @@ def _sources(value: SSAValue) -> Sequence[SSAValue]:
         return _carried(op, value.index)
     if isinstance(op, scf.IfOp):
         blocks = [block for region in op.regions for block in region.blocks]
-        return [op.cond, *(_yielded(block, value.index) for block in blocks)]
+        return [op.cond, *(yielded(block)[value.index] for block in blocks)]
     return op.operands
 
 
@@ -67,12 +67,7 @@ def _carried(loop: scf.ForOp, index: int) -> Sequence[SSAValue]:
     bounds = [loop.lb, loop.ub, loop.step]
     if index < 0:
         return bounds
-    return [*bounds, loop.iter_args[index], _yielded(loop.body.block, index)]
-
-
-def _yielded(block: Block, index: int) -> SSAValue:
-    assert block.last_op is not None
-    return block.last_op.operands[index]
+    return [*bounds, loop.iter_args[index], yielded(loop.body.block)[index]]
 
 
 Signal = ExpectOp | ArriveOp

@@ -12,10 +12,11 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import IDLE_BEYOND, ReduceKind, TileType
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
 from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
-from flexc.passes.scalar.variation import Along, Dependences, yielded
+from flexc.passes.scalar.variation import Along, Dependences
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
@@ -475,7 +476,7 @@ def live_columns(
     Return None if the mask depends on rows, or keeps all columns.
     """
     mask = visit.segment.mask_mod
-    if mask is None or Dependences(mask)[yielded(mask)] & Along.ROW:
+    if mask is None or Dependences(mask)[yielded(mask.block)[0]] & Along.ROW:
         return None
     return live_pairs(program, visit, place, None)
 

@@ -29,6 +29,7 @@ from flexc.dialects.blocksparse import PairSumsOp
 from flexc.dialects.constants import float_constant
 from flexc.dialects.flex import SumKind
 from flexc.dialects.flex.pair_sums import element_of as element_of_tensor
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
 from flexc.passes.blocksparse.programs.builder import Heads, Visit
@@ -186,12 +187,11 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         Factors are rounded as the products' operands are. fp16 has not the range of
         f32, so a factor stays wide unless it is p, which has an operand of its own.
         """
-        last, late = self.pairs.region.block.last_op, self.pairs.late
-        assert last is not None
+        values, late = yielded(self.pairs.region.block), self.pairs.late
         narrow = element_of_tensor(self.op.columns[0])
         assert isinstance(narrow, AnyFloat)
-        operands = [v for i, v in enumerate(last.operands) if i not in late]
-        value = last.operands[number]
+        operands = [v for i, v in enumerate(values) if i not in late]
+        value = values[number]
         is_narrow = isinstance(narrow, BFloat16Type) or value in operands
         return value, narrow if is_narrow else self.op.score_type
 

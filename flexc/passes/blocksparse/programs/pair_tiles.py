@@ -13,6 +13,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.flex import SumAttr, SumKind
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import TileType
 from flexc.passes.blocksparse.programs.builder import (
     RowBlock,
@@ -314,9 +315,7 @@ class PairKernelBuilder(SegmentKernelBuilder):
 
     def names(self) -> list[str]:
         """Return the names of the values that the region yields."""
-        last = self.op.pairs.block.last_op
-        assert last is not None
-        return [v.name_hint or "value" for v in last.operands]
+        return [v.name_hint or "value" for v in yielded(self.op.pairs.block)]
 
     def map_of(
         self, visit: Visit, given: list[Input], body: Body, names: Sequence[str]

@@ -29,6 +29,7 @@ from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
+from flexc.dialects.mod_region import yielded
 from flexc.passes.flex.score_factor import score_variation
 from flexc.passes.scalar.copier import needed
 from flexc.passes.scalar.ranges.intervals import Interval
@@ -67,9 +68,7 @@ def split_score(region: Region, max_length: int) -> SplitScore | None:
     """
     region = region.clone()
     splitter = Splitter(region.block, max_length)
-    last = region.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    rest, term = splitter.split(last.values[0])
+    rest, term = splitter.split(yielded(region.block)[0])
     if rest is None or term is None:
         return None
     start, offset = splitter.start, splitter.offset

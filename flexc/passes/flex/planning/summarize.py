@@ -25,7 +25,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
-from flexc.dialects import flex, tile
+from flexc.dialects import tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind, TileType, shape_of
 from flexc.passes.flex.planning.kernel_builder import (
     PlanKernelBuilder,
@@ -77,9 +78,7 @@ def outputs_of(summaries: Sequence[Summary]) -> list[SummaryOutput]:
     """Return the outputs of `summarize`, in order: lo, hi and, for floats, nan."""
     found: list[SummaryOutput] = []
     for i, summary in enumerate(summaries):
-        last = summary.region.block.last_op
-        assert isinstance(last, flex.YieldOp)
-        type_ = last.values[0].type
+        type_ = yielded(summary.region.block)[0].type
         if isinstance(type_, AnyFloat):
             least, greatest = -inf, inf
         else:

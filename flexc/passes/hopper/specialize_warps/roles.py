@@ -12,6 +12,7 @@ from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
@@ -36,7 +37,6 @@ from flexc.passes.hopper.specialize_warps.loads import Companions, name_of, prod
 from flexc.passes.hopper.specialize_warps.resources import Output, Ring
 from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_values import yielded
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from flexc.dialects import tile
+from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile.schedule import PartsOp
 from flexc.errors import ScheduleError
-from flexc.passes.tile.tile_values import yielded
 
 Operands = Callable[[Operation], Sequence[SSAValue]]
 """A function that returns the operands of an op that a role uses."""
