@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from torch.overrides import handle_torch_function, has_torch_function_variadic
@@ -154,10 +154,10 @@ def _runner(query: Tensor, key: Tensor, value: Tensor, is_special: bool) -> Any:
     if is_dynamo_compiling():
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
-        return in_graphs if in_graphs and not is_special else _hidden()
+        return in_graphs if in_graphs and not is_special else _hidden
     if has_torch_function_variadic(query, key, value):
         return _overridden
-    return _run if get_eval_frame_callback() is None else _hidden()
+    return _run if get_eval_frame_callback() is None else _hidden
 
 
 class KeyStorage(NamedTuple):
@@ -355,11 +355,13 @@ class debug:
         CHECKS_READS.set(self._before)
 
 
-@cache
-def _hidden() -> Any:
-    """Return `_run` hidden from Dynamo, for code that Dynamo gave up on."""
-    reason = "flexc.flex_attention launches its own kernels"
-    return torch.compiler.disable(_run, reason=reason)
+_hidden = _disable_dynamo(_run)
+"""Runs a call hidden from Dynamo. Dynamo says why where it breaks a graph for it."""
 
+vars(_hidden).update(
+    _torchdynamo_disable=True,
+    _torchdynamo_disable_msg="flexc.flex_attention launches its own kernels. Graphs do "
+    f"not capture {SPECIAL_KEYS}: compile without fullgraph=True",
+)
 
 redirect_to(flex_attention)

@@ -58,6 +58,6 @@ def test_scores_are_within_their_bounds(case: Case) -> None:
             continue
         op.properties["score_range"] = proof.value
         assert op.score_range is not None
-        lo, hi = op.score_range.get_values()
+        lo, hi = op.score_range.bounds
         weighing = numeric[numeric != -torch.inf]
         assert ((weighing >= lo) & (weighing <= hi)).all(), (lo, hi)

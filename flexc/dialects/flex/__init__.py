@@ -50,6 +50,7 @@ from flexc.dialects.flex.derivatives import (
 from flexc.dialects.flex.facts import (
     FACTS,
     POSITIVE,
+    FloatRangeAttr,
     KeyRangesAttr,
     PairsOp,
     RemainderAttr,

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     Float64Type,
+    FloatData,
     IntAttr,
     IntegerAttr,
     StringAttr,
@@ -192,6 +193,46 @@ class KeyRangesAttr(ParametrizedAttribute):
         return found
 
 
+@irdl_attr_definition
+class FloatRangeAttr(ParametrizedAttribute):
+    """The bounds of numbers, which are finite: `#flex.float_range<-20.0, 20.0>`."""
+
+    name = "flex.float_range"
+
+    lo: FloatData
+    hi: FloatData
+
+    @classmethod
+    def of(cls, lo: float, hi: float) -> FloatRangeAttr:
+        return cls(FloatData(lo), FloatData(hi))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.lo.data, self.hi.data
+
+    def verify(self) -> None:
+        lo, hi = self.bounds
+        if not -inf < lo <= hi < inf:
+            raise VerifyException(
+                f"a range expects a lower and an upper bound, got {lo} and {hi}"
+            )
+
+    def print_parameters(self, printer: Printer) -> None:
+        """Print the bounds in decimal digits that give the same numbers when read."""
+        with printer.in_angle_brackets():
+            # A float without a point, such as 1e+22, would be read as an integer.
+            texts = (repr(bound) for bound in self.bounds)
+            digits = (t if "." in t else t.replace("e", ".0e") for t in texts)
+            printer.print_string(", ".join(digits))
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            lo = parser.parse_number()
+            parser.parse_punctuation(",")
+            return cls.of(float(lo), float(parser.parse_number())).parameters
+
+
 class PairsOp(IRDLOperation):
     """An op over all pairs of a query and a key position, with facts about the call.
 
@@ -234,7 +275,7 @@ class PairsOp(IRDLOperation):
     This holds for the lengths and the captured integers of this call.
     """
 
-    score_range = opt_prop_def(DenseArrayBase.constr(f64))
+    score_range = opt_prop_def(FloatRangeAttr)
     """The bounds [lo, hi] of the scores after `score_mod`, of all pairs that count.
 
     A score may also be -inf, if the mod masks the pair, or NaN.
@@ -326,8 +367,6 @@ class PairsOp(IRDLOperation):
                 raise VerifyException(
                     f"captures expects scalars and tensors, got {type_}"
                 )
-        if self.score_range is not None:
-            _verify_range(self.score_range.get_values())
         if self.sequences is not None:
             self.verify_sequences(self.sequences.get_values())
 
@@ -457,11 +496,3 @@ def verify_block(
     size = (1, 1) if block is None else tuple(block.get_values())
     if len(size) != 2 or min(size) < 1:
         raise VerifyException(f"{name} expects two positive numbers, got {block}")
-
-
-def _verify_range(bounds: Sequence[float]) -> None:
-    ordered = len(bounds) == 2 and -inf < bounds[0] <= bounds[1] < inf
-    if not ordered:
-        raise VerifyException(
-            f"score_range expects a lower and an upper bound, got {list(bounds)}"
-        )

@@ -53,6 +53,7 @@ from flexc.dialects.flex.facts import (
     PAIRS_FORMAT,
     MaskedOp,
     PairsOp,
+    element_type,
     score_type,
     tensor_shape,
     verify_rank,
@@ -253,7 +254,7 @@ class PairSumsLike(PairsOp):
         values = [*self.row_values, *self.column_values]
         return [
             *[self.score_type] * (len(self.products) + 1),
-            *(element_of(v) for v in values),
+            *(element_type(v) for v in values),
             *INDEX_ARGS,
             *self.capture_types(),
         ]
@@ -334,7 +335,7 @@ class PairSumsLike(PairsOp):
             raise VerifyException(
                 "tile_origin expects a result with a dimension of rows"
             )
-        if element_of(result) != self.score_type:
+        if element_type(result) != self.score_type:
             raise VerifyException(
                 f"{attr} expects sums of {self.score_type}, got {result.type}"
             )
@@ -356,12 +357,6 @@ class PairSumsOp(PairSumsLike, MaskedOp):
     name = "flex.pair_sums"
 
     assembly_format = PAIR_SUMS_FORMAT + " `mask_mod` custom<ScalarRegion>($mask_mod)"
-
-
-def element_of(value: SSAValue) -> Attribute:
-    """Return the element type of a tensor value."""
-    assert isa(value.type, TensorType[Attribute])
-    return value.type.element_type
 
 
 def is_float_tensor(type_: Attribute) -> bool:

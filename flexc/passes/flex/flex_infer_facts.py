@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
-    DenseArrayBase,
     IntegerType,
     ModuleOp,
     StringAttr,
     UnitAttr,
-    f64,
 )
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.passes import ModulePass
@@ -124,7 +122,7 @@ Numbers = Sequence[float | int | Interval | None]
 Inference = Callable[[flex.WithMods], Proof[Attribute]]
 
 
-def score_range(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
+def score_range(op: flex.WithMods, numbers: Numbers = ()) -> Proof[flex.FloatRangeAttr]:
     """Prove bounds of the scores that are not -inf.
 
     `numbers` holds the value of each capture of a call, or None if unknown.
@@ -133,7 +131,7 @@ def score_range(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
     bounds = ranges.without_minus_inf(score)
     if not bounds.is_finite:
         return WhyNot(culprit(score, ranges))
-    return Proven(DenseArrayBase.from_list(f64, [bounds.lo, bounds.hi]))
+    return Proven(flex.FloatRangeAttr.of(bounds.lo, bounds.hi))
 
 
 def scores_finite(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:

@@ -61,10 +61,9 @@ from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat, Float16Type, TensorType
+from xdsl.dialects.builtin import AnyFloat, Float16Type
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
-from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
@@ -287,7 +286,7 @@ def softmax_facts(op: flex.AttentionLike, factor: Factor) -> SoftmaxFacts:
     full = full and op.splits is None
     if op.score_range is None:
         return SoftmaxFacts(never_empty=full)
-    lo, hi = op.score_range.get_values()
+    lo, hi = op.score_range.bounds
     a, b = lo * LOG2_E, hi * LOG2_E
     fmt, size = FORMATS[op.score_type], max(abs(a), abs(b))
     shift = least = None
@@ -317,7 +316,9 @@ def narrow_scores(op: flex.AttentionLike) -> float:
     return math.floor(100 * limit / 2 / LOG2_E) / 100
 
 
-def weights_type(op: flex.AttentionLike) -> AnyFloat:
-    """Return the type of the values, to which weights are rounded."""
-    assert isa(op.value.type, TensorType[AnyFloat])
-    return op.value.type.element_type
+def weights_type(op: flex.AttentionLike) -> Attribute:
+    """Return the type to which weights are rounded, that of the query.
+
+    Narrow values are widened to it.
+    """
+    return flex.element_type(op.query)

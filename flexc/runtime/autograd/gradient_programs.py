@@ -20,7 +20,6 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
-from flexc.dialects.flex.pair_sums import element_of
 from flexc.errors import ScheduleError
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
@@ -140,7 +139,9 @@ class Launch:
                 for result in self.op.results
             ]
         return [
-            Result(kind, dtype_of(element_of(value)), flex.tensor_shape(value)[-1])
+            Result(
+                kind, dtype_of(flex.element_type(value)), flex.tensor_shape(value)[-1]
+            )
             for kind, value in zip(kinds, self.op.results, strict=True)
         ]
 
@@ -353,7 +354,7 @@ class Program:
             if isinstance(o, flex.ScatterSumsOp)
         }
         self.rounded: dict[Operation, torch.dtype] = {
-            o: dtype_of(element_of(o.result))
+            o: dtype_of(flex.element_type(o.result))
             for o in host.body.ops
             if isinstance(o, flex.SumPartsOp)
         }
@@ -451,7 +452,7 @@ class Execution:
                 self.values[op.target],
                 [self.values[v] for v in op.captures],
                 self.point.sizes,
-                dtype_of(element_of(op.sums)),
+                dtype_of(flex.element_type(op.sums)),
                 self.point.deterministic,
             )
         return self.gradients[op.target]

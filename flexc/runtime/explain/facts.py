@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseArrayBase, Float64Type
 from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
@@ -171,8 +169,8 @@ def scores_bounded(subject: Subject) -> Iterator[Fact]:
             yield Fact(name, False, _of_score(reason, subject))
 
 
-def _interval(value: object) -> str:
-    lo, hi = cast(DenseArrayBase[Float64Type], value).get_values()
+def _interval(value: flex.FloatRangeAttr) -> str:
+    lo, hi = value.bounds
     return f"[{lo:.6g}, {hi:.6g}]"
 
 

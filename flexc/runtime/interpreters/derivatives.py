@@ -26,7 +26,7 @@ from xdsl.ir import SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE
-from flexc.dialects.flex.pair_sums import element_of, is_float_tensor
+from flexc.dialects.flex.pair_sums import is_float_tensor
 from flexc.runtime.interpreters.attention import Problem, live_pairs
 from flexc.runtime.interpreters.scalar import (
     ControlFunctions,
@@ -124,7 +124,7 @@ class Recorded:
 
     def result(self, value: Tensor | None, declared: SSAValue) -> Tensor:
         assert value is not None
-        return value.detach().to(dtype_of(element_of(declared)))
+        return value.detach().to(dtype_of(flex.element_type(declared)))
 
 
 Tensors = Sequence[Tensor | None]

@@ -27,7 +27,6 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
-from flexc.dialects.flex.pair_sums import element_of
 from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
 from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
@@ -192,7 +191,7 @@ class HostFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.SumPartsOp, args: PythonValues
     ) -> PythonValues:
         parts = args[0].to(self.compute_dtype or args[0].dtype)
-        return (parts.sum(0).to(dtype_of(element_of(op.result))),)
+        return (parts.sum(0).to(dtype_of(flex.element_type(op.result))),)
 
     @impl(flex.ZerosLikeOp)
     def run_zeros_like(

@@ -25,7 +25,6 @@ from flexc.dialects.flex import (
     diagonal_entries,
     diagonal_zero,
 )
-from flexc.dialects.flex.pair_sums import element_of
 from flexc.runtime.interpreters.attention import Pairs, live_pairs
 from flexc.runtime.interpreters.values import dtype_of
 
@@ -66,7 +65,7 @@ class PairSumsFunctions(InterpreterFunctions):
             last = flex.tensor_shape(result)[3:] or [1]
             rows = torch.as_tensor(value).expand(*shape, *last)
             rows = rows if flex.is_matrix(result) else rows[..., 0]
-            found.append(rows.to(dtype_of(element_of(result))))
+            found.append(rows.to(dtype_of(flex.element_type(result))))
         return tuple(found)
 
 
@@ -179,7 +178,7 @@ def sum_pairs(
             total = total[b:, h:]  # Only pairs from the first row on were summed.
         elif attr.sum_kind != SumKind.COLUMN_MATRIX:
             total = total[b:, h:, row:]
-        results.append(total.to(dtype_of(element_of(result))))
+        results.append(total.to(dtype_of(flex.element_type(result))))
     return tuple(results)
 
 

@@ -16,16 +16,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from xdsl.dialects.builtin import (
-    DenseArrayBase,
-    Float64Type,
     IntegerType,
     ModuleOp,
     UnitAttr,
-    f64,
 )
 from xdsl.ir import Attribute, Region
 
@@ -157,8 +154,7 @@ def _scores_are_narrow(
     found = flex_infer_facts.score_range(op, numbers)
     if isinstance(found, WhyNot):
         return False
-    bounds = cast("DenseArrayBase[Float64Type]", found.value).get_values()
-    return max(map(abs, bounds)) <= narrow_scores(op)
+    return max(map(abs, found.value.bounds)) <= narrow_scores(op)
 
 
 def _one(type_: Attribute) -> float | None:
@@ -176,7 +172,7 @@ def _depends_on_numbers(op: flex.AttentionOp, build: Build) -> bool:
 
 def _narrow_range(op: flex.AttentionOp) -> Attribute:
     bound = narrow_scores(op)
-    return DenseArrayBase.from_list(f64, [-bound, bound])
+    return flex.FloatRangeAttr.of(-bound, bound)
 
 
 LONG_SEQUENCE = 1024

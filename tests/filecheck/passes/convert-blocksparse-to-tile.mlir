@@ -267,7 +267,7 @@ func.func @bounded(%q : !t, %k : !t, %v : !t,
   // CHECK-NEXT: math.log
   // CHECK-NEXT: arith.addf
   %out, %lse = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out(!t) lse(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      -> out(!t) lse(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-20.0, 20.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -295,7 +295,7 @@ func.func @bounded_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x
     %scale : f32) {
   // CHECK: tile.reduce max
   %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> scale(%scale : f32)
-      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-20.0, 20.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -324,7 +324,7 @@ func.func @close_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64
   // CHECK: arith.constant 7.7865{{[0-9]*}} : f32
   // CHECK-NEXT: math.fma
   %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> scale(%scale : f32)
-      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -5.0, 5.0>}
+      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-5.0, 5.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -360,7 +360,7 @@ func.func @maximum_from_bound(%q : !t, %k : !t, %v : !t,
   // CHECK-NOT: arith.select
   // CHECK: scf.yield
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -50.0, 50.0>}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-50.0, 50.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -394,7 +394,7 @@ func.func @maximum_is_asked_for(%q : !t, %k : !t, %v : !t,
   // CHECK: arith.cmpf oeq
   // CHECK-NEXT: arith.select
   %out, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out(!t) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      -> out(!t) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-20.0, 20.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -424,7 +424,7 @@ func.func @huge_bounds(%q : !t, %k : !t, %v : !t,
   // CHECK: tile.reduce max
   // CHECK: arith.cmpf oeq
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -1.0e+30, 1.0e+30>}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-1.0e+30, 1.0e+30>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -454,7 +454,7 @@ func.func @never_empty(%q : !t, %k : !t, %v : !t,
   // CHECK-NOT: arith.cmpf o
   // CHECK: tile.return
   %out, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out(!t) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>, scores_finite, rows_never_empty}
+      -> out(!t) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-20.0, 20.0>, scores_finite, rows_never_empty}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32

@@ -7,7 +7,7 @@
 // CHECK-LABEL: func.func @soft_cap(
 func.func @soft_cap(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: no_rows_never_empty = "kv_len may be 0"
-  // CHECK-SAME: score_range = array<f64: -2.000000e+01, 2.000000e+01>, scores_finite
+  // CHECK-SAME: score_range = #flex.float_range<-20.0, 20.0>, scores_finite
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0e+01 : f32
@@ -27,7 +27,7 @@ func.func @soft_cap(%q : !t, %k : !t, %v : !t, %scale : f32) {
 func.func @masked_by_score(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: no_scores_finite = "a constant is not finite"
   // CHECK-SAME: no_rows_never_empty = "kv_len may be 0"
-  // CHECK-SAME: score_range = array<f64: -1.000000e+00, 5.000000e+00>
+  // CHECK-SAME: score_range = #flex.float_range<-1.0, 5.0>
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %lo = arith.constant -1.0 : f32
@@ -53,7 +53,7 @@ func.func @masked_by_score(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // A bias by distance is bounded by the greatest length, and sigmoid by 0 and 1.
 // CHECK-LABEL: func.func @positions(
 func.func @positions(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  // CHECK: score_range = array<f64: -1.023000e+03, {{1024.0.*}}>, scores_finite
+  // CHECK: score_range = #flex.float_range<-1023.0, {{1024.0.*}}>, scores_finite
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 1024 : i64}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -117,9 +117,9 @@ func.func @dense(%q : !t, %k : !keys, %v : !keys, %scale : f32) {
 // What a caller states stays as it is.
 // CHECK-LABEL: func.func @stated(
 func.func @stated(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  // CHECK: score_range = array<f64: -5.000000e-01, 5.000000e-01>
+  // CHECK: score_range = #flex.float_range<-0.5, 0.5>
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
-      {score_range = array<f64: -0.5, 0.5>}
+      {score_range = #flex.float_range<-0.5, 0.5>}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %t = math.tanh %s : f32
     flex.yield %t : f32

@@ -119,3 +119,20 @@ def test_graphs_of_torch_refuse_gradients(narrow: torch.dtype) -> None:
         torch.testing.assert_close(call(query, key, key), torch.ones_like(query))
     with pytest.raises(GradientError, match=r"dtype, torch\.float32, got torch"):
         call(query, key, key).sum().backward()
+
+
+@pytest.mark.parametrize("narrow", [torch.int8, torch.float8_e5m2])
+def test_scores_with_bounds(narrow: torch.dtype) -> None:
+    """Weights are rounded to the query's dtype, whatever values are stored as."""
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return 30 * torch.tanh(score / 30)
+
+    query = torch.randn(1, 4, 40, 16)
+    key, value = (torch.randn(1, 2, 50, 16).mul(4).to(narrow) for _ in range(2))
+    inputs = {"key": key, "value": value, "score_mod": capped}
+    found = attend(query, **inputs)
+    expected = attend(
+        query, **{n: inputs[n].float() for n in ("key", "value")}, score_mod=capped
+    )
+    torch.testing.assert_close(found, expected)

@@ -24,11 +24,10 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, BFloat16Type, f32
 from xdsl.ir import Operation, Region, SSAValue
 
-from flexc.dialects import tile
+from flexc.dialects import flex, tile
 from flexc.dialects.blocksparse import PairSumsOp
 from flexc.dialects.constants import float_constant
 from flexc.dialects.flex import SumKind
-from flexc.dialects.flex.pair_sums import element_of as element_of_tensor
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
@@ -188,7 +187,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         f32, so a factor stays wide unless it is p, which has an operand of its own.
         """
         values, late = yielded(self.pairs.region.block), self.pairs.late
-        narrow = element_of_tensor(self.op.columns[0])
+        narrow = flex.element_type(self.op.columns[0])
         assert isinstance(narrow, AnyFloat)
         operands = [v for i, v in enumerate(values) if i not in late]
         value = values[number]

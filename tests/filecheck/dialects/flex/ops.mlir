@@ -102,3 +102,19 @@ func.func @pages(%q : tensor<?x?x?x8xf16>, %k : tensor<?x?x16x8xf16>, %scale : f
   }
   func.return
 }
+
+// Bounds of scores are printed in digits, whatever their size.
+// CHECK-LABEL: @bounded
+func.func @bounded(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: {score_range = #flex.float_range<-2147483648.0, 1.0e+22>, scores_finite} score_mod(
+  %out = flex.attention %q, %q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
+      {score_range = #flex.float_range<-2147483648.0, 1.0e22>, scores_finite}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}

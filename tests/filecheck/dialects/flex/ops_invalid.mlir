@@ -180,11 +180,11 @@ func.func @tables_without_block(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 // -----
 
 func.func @range_without_order(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: score_range expects a lower and an upper bound, got [1.0, -1.0]
+  // CHECK: a range expects a lower and an upper bound, got 1.0 and -1.0
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
-      {score_range = array<f64: 1.0, -1.0>}
+      {score_range = #flex.float_range<1.0, -1.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
