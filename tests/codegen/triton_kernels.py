@@ -23,15 +23,6 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.dialects.flex import AttentionOp
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.triton_compiler import (
     TRITON,
@@ -39,6 +30,7 @@ from flexc.runtime.kernels.triton_compiler import (
     load_jit_function,
 )
 from tests.support.corpus import CORPUS
+from tests.support.flex_modules import make_call, make_module
 
 
 def some_of_corpus(every: int) -> list[Any]:
@@ -110,24 +102,17 @@ def call_of(variant: Variant, split: bool = False) -> tuple[ModuleOp, driver.Bui
     dtype, dim = DTYPES[variant.dtype], variant.head_dim
     query = torch.zeros(1, HEADS, variant.length, dim, dtype=dtype)
     key = torch.zeros(1, KV_HEADS, variant.length, dim, dtype=dtype)
-    block_mask = None
+    mask: Any = mask_mod
     if variant.tables:
         assert mask_mod is not None
-        block_mask = create_block_mask(
+        mask = create_block_mask(
             mask_mod, 1, HEADS, variant.length, variant.length, "cpu"
         )
-    given = (block_mask, None) if block_mask is not None else (None, mask_mod)
-    mask, tables = split_block_mask(*given, query, key)
-    signature = read_signature(score_mod, mask, query.device)
-    call = Attention(
-        query, key, key.clone(), 0.125, tables, signature, Outputs(lse=True), "triton",
-        NO_CHOICES,
-    )  # fmt: skip
-    mods = capture_mods(signature, torch.float32)
+    call = make_call((query, key, key.clone()), score_mod, mask, 0.125)
     build = call.build()
     if split:
         build = replace(build, call=driver.split_call(build.call))
-    module = build_attention_module(mods.score, mods.mask, build.call).module
+    module, _ = make_module(call, build.call)
     if variant.trusted:
         attention = next(o for o in module.walk() if isinstance(o, AttentionOp))
         attention.captures_inside = attention.indices_fit = UnitAttr()

@@ -17,21 +17,14 @@ from flexc import universe
 from flexc.codegen.cpp.target import CppTarget
 from flexc.dialects.tile import KernelOp
 from flexc.errors import ScheduleError
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.targets.target import MachineName
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import NO_SCALES, Pages, Scales, split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.inputs.arguments import NO_SCALES, Pages, Scales
 from flexc.runtime.interpreters.host_ops import add_outputs
 from flexc.runtime.kernels.kernel import Kernel
 from tests.property.cases import Case
+from tests.support.flex_modules import LSE_AND_MAX, make_call, make_module
 
 
 def context() -> Context:
@@ -44,8 +37,9 @@ def context() -> Context:
 def flex_module(case: Case) -> tuple[ModuleOp, list[Any]]:
     """What the frontend makes of a case, and the arguments to run it with."""
     score_mod, mask_mod = case.given_mods
-    given = (case.block_mask, None) if case.block_mask is not None else (None, mask_mod)
-    return attention_module(case.inputs, score_mod, *given, case.scale_value)
+    return attention_module(
+        case.inputs, score_mod, case.block_mask, mask_mod, case.scale_value
+    )
 
 
 def attention_module(
@@ -58,23 +52,9 @@ def attention_module(
     scales: Scales = NO_SCALES,
 ) -> tuple[ModuleOp, list[Any]]:
     """The same of a call of attention for out, lse and max_scores."""
-    query, key, value = inputs
-    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
-    signature = read_signature(score_mod, mask, query.device)
-    outputs = Outputs(lse=True, max_scores=True)
-    call = Attention(
-        query, key, value, scale, tables, signature, outputs, "cpp", NO_CHOICES
-    )
-    call = replace(call, pages=pages, scales=scales)
-    mods = capture_mods(signature, call.score_dtype)
-    made = build_attention_module(mods.score, mods.mask, call.build().call)
-    args = [*call.operands, scale, *made.arguments(signature.captures)]
-    if tables is not None:
-        args += tables.tensors
-    if pages is not None:
-        args.append(pages.table)
-    args += scales.given
-    return made.module, args
+    mask = mask_mod if block_mask is None else block_mask
+    call = make_call(inputs, score_mod, mask, scale, LSE_AND_MAX, "cpp")
+    return make_module(replace(call, pages=pages, scales=scales))
 
 
 def passes(

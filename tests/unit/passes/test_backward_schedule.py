@@ -21,19 +21,15 @@ from flexc.dialects.tile.schedule import (
     RoleOp,
 )
 from flexc.errors import ScheduleError
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.targets.target import WIDE, LoweringOptions, OnePass
-from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.autograd.gradient_kernels import roles_of
 from flexc.runtime.autograd.gradient_programs import expand
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.corpus import CORPUS
+from tests.support.flex_modules import make_call, make_module
 from tests.support.pairwise import in_turn
 
 LENGTHS = 200, 150
@@ -70,26 +66,19 @@ def backward(
     query, key, value, d_out = (
         torch.randn(1, *shape, dim, generator=draw).to(dtype) for shape in shapes
     )
-    mask, found = split_block_mask(None, mask_mod, query, key)
-    signature = read_signature(score_mod, mask, query.device)
-    call = Attention(
-        query, key, value, 0.125, found, signature, Outputs(lse=True), "triton",
-        NO_CHOICES,
-    )  # fmt: skip
-    mods = capture_mods(signature, call.score_dtype)
-    made = build_attention_module(mods.score, mods.mask, call.build().call)
-    args = [query, key, value, 0.125, *made.arguments(signature.captures)]
-    out, lse = run_module(made.module, args)[:2]
+    call = make_call((query, key, value), score_mod, mask_mod, 0.125)
+    module, args = make_module(call)
+    out, lse = run_module(module, args)[:2]
     facts: list[tuple[str, Attribute]] = [("score_growth_bounded", UnitAttr())]
     if lengths == WHOLE:
         facts.append(("q_len_multiple", IntegerAttr(128, i64)))
     if heads[0] == heads[1]:
         facts.append(("paired_heads", UnitAttr()))
-    for op in made.module.walk() if trusted else ():
+    for op in module.walk() if trusted else ():
         if isinstance(op, flex.AttentionOp):
             op.captures_inside = op.indices_fit = UnitAttr()
     derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
-    module = derivative_module(made.module, derivative)
+    module = derivative_module(module, derivative)
     expand(module, one_pass)
     args += [out.to(dtype), lse, d_out]
     return module, args, run_module(module, args)

@@ -16,18 +16,11 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.dialects import tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp
 from flexc.dialects.tile.schedule import PartsOp
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.interpreters import run_module
+from tests.support.flex_modules import LSE_AND_MAX, make_call, make_module
 from tests.support.reference import Reference, attention
 
 LEVELS = ("blocksparse-merge-segments", "tile-delay-products")
@@ -79,28 +72,23 @@ class Call:
 
     def module(self) -> tuple[ModuleOp, list[Any], Reference]:
         """The module, its arguments, and what it should give."""
-        query, key, value = self.inputs()
-        score_mod, mask_mod = SCORES[self.score], MASKS[self.mask]
-        block_mask = None
+        call, exact = self.made(SCORES[self.score], LSE_AND_MAX)
+        return *make_module(call), exact
+
+    def made(self, score_mod: Any, outputs: Outputs) -> tuple[Attention, Reference]:
+        """Return the call with a score mod, and what it should give."""
+        (query, key, value), mask_mod = self.inputs(), MASKS[self.mask]
+        mask: Any = mask_mod
         if self.tables:
-            block_mask = create_block_mask(
+            assert mask_mod is not None
+            mask = create_block_mask(
                 mask_mod, 2, None, self.q_len, self.kv_len, "cpu", BLOCK_SIZE=128
             )
-        given = (block_mask, None) if self.tables else (None, mask_mod)
-        mask, found = split_block_mask(*given, query, key)
-        signature = read_signature(score_mod, mask, query.device)
-        outputs = Outputs(lse=True, max_scores=True)
-        call = Attention(
-            query, key, value, 0.25, found, signature, outputs, "triton", NO_CHOICES
-        )
-        mods = capture_mods(signature, call.score_dtype)
-        made = build_attention_module(mods.score, mods.mask, call.build().call)
-        args = [query, key, value, 0.25, *made.arguments(signature.captures)]
-        args += [] if found is None else found.tensors
+        call = make_call((query, key, value), score_mod, mask, 0.25, outputs)
         exact = attention(
             query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
         )
-        return made.module, args, exact
+        return call, exact
 
 
 CALLS = {

@@ -16,19 +16,11 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 
 from flexc.dialects import tile
 from flexc.dialects.flex import AttentionOp
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.targets.target import LoweringOptions
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
+from tests.support.flex_modules import make_call, make_module
 from tests.support.reference import attention
 
 Mod = Callable[..., Tensor]
@@ -64,22 +56,15 @@ class Call:
             for h, n in zip(heads, lengths, strict=True)
         )
         score_mod, mask_mod = self.score_mod(), causal if self.masked else None
-        mask, _ = split_block_mask(None, mask_mod, query, key)
-        signature = read_signature(score_mod, mask, query.device)
-        call = Attention(
-            query, key, value, 0.25, None, signature, Outputs(lse=True), "triton",
-            NO_CHOICES,
-        )  # fmt: skip
-        mods = capture_mods(signature, call.score_dtype)
-        made = build_attention_module(mods.score, mods.mask, call.build().call)
-        op = next(o for o in made.module.walk() if isinstance(o, AttentionOp))
+        call = make_call((query, key, value), score_mod, mask_mod, 0.25)
+        module, args = make_module(call)
+        op = next(o for o in module.walk() if isinstance(o, AttentionOp))
         if self.trusted:
             op.captures_inside = op.indices_fit = op.has_pairs = UnitAttr()
-        args = [query, key, value, 0.25, *made.arguments(signature.captures)]
         exact = attention(
             query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
         )
-        return made.module, args, exact.out
+        return module, args, exact.out
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -13,19 +13,12 @@ from torch.testing import assert_close
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.blocksparse.programs import attention as programs
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.attention.call import Outputs
 from flexc.runtime.interpreters import run_module
+from tests.support.flex_modules import LSE_AND_MAX, make_call, make_module
 from tests.support.reference import (
     MaskMod,
     Reference,
@@ -35,7 +28,6 @@ from tests.support.reference import (
 
 QUERIES, KEYS, DIM = 150, 300, 32
 SCALE = 0.25
-EVERYTHING = Outputs(lse=True, max_scores=True)
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -52,22 +44,16 @@ def tile_module(
     score_mod: ScoreMod,
     mask_mod: MaskMod | None,
     inputs: tuple[Tensor, Tensor, Tensor],
-    outputs: Outputs = EVERYTHING,
+    outputs: Outputs = LSE_AND_MAX,
 ) -> tuple[ModuleOp, list[object]]:
     """The tile program of a call for Hopper, and its arguments."""
-    query, key, value = inputs
-    mask, tables = split_block_mask(None, mask_mod, query, key)
-    signature = read_signature(score_mod, mask, query.device)
-    call = Attention(
-        query, key, value, SCALE, tables, signature, outputs, "triton", NO_CHOICES
-    )
-    mods = capture_mods(signature, call.score_dtype)
-    made = build_attention_module(mods.score, mods.mask, call.build().call)
+    call = make_call(inputs, score_mod, mask_mod, SCALE, outputs)
+    module, args = make_module(call)
     convert = ConvertFlexToBlocksparsePass("gluon")
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("gluon"))
-    pipelines.run(passes, Context(), made.module)
-    made.module.verify()
-    return made.module, [*inputs, SCALE, *made.arguments(signature.captures)]
+    pipelines.run(passes, Context(), module)
+    module.verify()
+    return module, args
 
 
 def inputs(

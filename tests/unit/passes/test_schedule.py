@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,20 +13,12 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects.tile.schedule import AwaitDotOp, RoleOp
 from flexc.errors import ScheduleError
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.targets.target import LoweringOptions
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.corpus import CORPUS
+from tests.support.flex_modules import make_call, make_module
 from tests.support.reference import attention
 
 QUERIES, KEYS = 200, 700
@@ -56,25 +50,15 @@ def attention_module(
     query, key, value = (
         torch.randn(1, *shape, generator=draw).to(torch.bfloat16) for shape in shapes
     )
-    block_mask = None
+    mask: Any = mask_mod
     if tables:
         assert mask_mod is not None
-        block_mask = create_block_mask(mask_mod, 1, heads, QUERIES, KEYS, "cpu")
-    given = (block_mask, None) if tables else (None, mask_mod)
-    mask, found = split_block_mask(*given, query, key)
-    signature = read_signature(score_mod, mask, query.device)
-    call = Attention(
-        query, key, value, 0.125, found, signature, Outputs(lse=True), "triton",
-        NO_CHOICES,
-    )  # fmt: skip
-    mods = capture_mods(signature, call.score_dtype)
-    made = build_attention_module(mods.score, mods.mask, call.build().call)
-    args = [query, key, value, 0.125, *made.arguments(signature.captures)]
-    args += found.tensors if found is not None else []
+        mask = create_block_mask(mask_mod, 1, heads, QUERIES, KEYS, "cpu")
+    module, args = make_module(make_call((query, key, value), score_mod, mask, 0.125))
     exact = attention(
         query, key, value, score_mod, mask_mod, scale=0.125, enable_gqa=True
     )
-    return made.module, args, exact.out
+    return module, args, exact.out
 
 
 def check(

@@ -8,30 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from flexc.dialects.tile import KernelOp
-from flexc.frontend.capture import capture_mods
-from flexc.frontend.import_graph import (
-    AttentionCall,
-    build_attention_module,
-    build_combine_module,
-)
+from flexc.frontend.import_graph import AttentionCall, build_combine_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.attention.call import Outputs
 from flexc.runtime.interpreters import run_module
-from tests.support.reference import Reference, attention
-from tests.unit.passes.test_one_loop import MASKS, SCORES, Call
+from tests.support.flex_modules import make_module
+from tests.support.reference import Reference
+from tests.unit.passes.test_one_loop import SCORES, Call
 
 BLOCK_N = 32
 
@@ -55,29 +44,10 @@ class Split:
 
     @classmethod
     def of(cls, call: Call) -> Split:
-        query, key, value = call.inputs()
-        score_mod, mask_mod = {**SCORES, **HUGE}[call.score], MASKS[call.mask]
-        block_mask = None
-        if call.tables:
-            assert mask_mod is not None
-            block_mask = create_block_mask(
-                mask_mod, 2, None, call.q_len, call.kv_len, "cpu", BLOCK_SIZE=128
-            )
-        given = (block_mask, None) if call.tables else (None, mask_mod)
-        mask, tables = split_block_mask(*given, query, key)
-        signature = read_signature(score_mod, mask, query.device)
-        made = Attention(
-            query, key, value, 0.25, tables, signature, Outputs(), "triton", NO_CHOICES
-        )
-        mods = capture_mods(signature, made.score_dtype)
+        made, exact = call.made({**SCORES, **HUGE}[call.score], Outputs())
         build = replace(made.build().call, split=True)
-        found = build_attention_module(mods.score, mods.mask, build)
-        args = [query, key, value, 0.25, *found.arguments(signature.captures)]
-        args += [] if tables is None else tables.tensors
-        exact = attention(
-            query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
-        )
-        return cls(found.module, build_combine_module(build), args, exact)
+        module, args = make_module(made, build)
+        return cls(module, build_combine_module(build), args, exact)
 
     def results(self, splits: int) -> tuple[list[Tensor], list[Tensor]]:
         """Room for the outputs of splits, and for those of the call."""

@@ -17,15 +17,10 @@ import flexc
 from flexc.errors import BlockMaskError
 from flexc.frontend.closures import read_mods
 from flexc.passes.targets.cpp import PLANNED_BLOCK, CppTarget
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
+from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
-from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.planner.plans import MOST_SUMMARIZED
 from flexc.runtime.planner.tables import (
     KINDS,
@@ -36,6 +31,7 @@ from flexc.runtime.planner.tables import (
 )
 from tests.support.block_tables import listed_blocks
 from tests.support.dense_gradients import attention as dense_attention
+from tests.support.flex_modules import make_call
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 200, 330
 BLOCK = (16, 32)
@@ -237,20 +233,9 @@ def test_all_kernels_list_the_same(columns: int) -> None:
     assert not (full & ~whole).any()
 
 
-def attention(block_mask: Any, mask_mod: Any = None) -> Attention:
+def attention(mask: Any) -> Attention:
     query, key = inputs()
-    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
-    return Attention(
-        query,
-        key,
-        key,
-        0.25,
-        tables,
-        read_signature(None, mask, query.device),
-        Outputs(),
-        "cpp",
-        NO_CHOICES,
-    )
+    return make_call((query, key, key), None, mask, 0.25, Outputs(), "cpp")
 
 
 def test_finer_tables_are_planned_for_both() -> None:
@@ -263,7 +248,7 @@ def test_finer_tables_are_planned_for_both() -> None:
     query = torch.randn(1, 2, length, 16)
     _, tables = split_block_mask(coarse, None, query, query)
     call = replace(
-        attention(None, documents), query=query, key=query, value=query, tables=tables
+        attention(documents), query=query, key=query, value=query, tables=tables
     )
     planned = call.resolve_tables(both=True)
     assert planned.tables is not None
@@ -402,7 +387,7 @@ def test_tables_of_blocks_keep_blocks_that_are_classified(
         return table[q_idx // rows, kv_idx // columns] & (q_idx >= kv_idx)
 
     query = torch.randn(1, 1, 2048, 16)
-    call = replace(attention(None, mask_mod), query=query, key=query, value=query)
+    call = replace(attention(mask_mod), query=query, key=query, value=query)
     found = call.resolve_tables(both=True).tables
     assert found is not None
     is_derived = found.derivative is not None

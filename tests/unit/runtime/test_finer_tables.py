@@ -11,15 +11,10 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 
 import flexc
 from flexc.runtime.attention import call as calls
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
+from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.attention.run import run
-from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.kernels.proofs import MAX_PLANNED_BLOCKS, MaskReading
+from tests.support.flex_modules import make_call
 from tests.support.reference import attention
 
 LENGTH, COARSE, FINE = 1024, 512, (32, 64)
@@ -39,12 +34,8 @@ def ids() -> Tensor:
 
 def call_of(block_mask: Any) -> Attention:
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 2, LENGTH, 16) for _ in range(3))
-    mask, tables = split_block_mask(block_mask, None, query, key)
-    signature = read_signature(None, mask, query.device)
-    return Attention(
-        query, key, value, 0.25, tables, signature, Outputs(), "cpp", NO_CHOICES
-    )
+    inputs = [torch.randn(1, 2, LENGTH, 16) for _ in range(3)]
+    return make_call(inputs, None, block_mask, 0.25, Outputs(), "cpp")
 
 
 def block_size(block_mask: Any) -> tuple[int, int]:
