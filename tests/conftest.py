@@ -6,6 +6,7 @@ import gc
 import os
 from collections import defaultdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -76,6 +77,14 @@ def pytest_collection_modifyitems(
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of an empty cache, which the test's calls use."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

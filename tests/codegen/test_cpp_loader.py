@@ -21,6 +21,8 @@ from flexc.runtime.kernels.cpp_loader import (
 from flexc.runtime.kernels.kernel import launch
 from flexc.runtime.process.cache import cache_dir
 
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
 SPEC = KernelSpec(
     target="cpp",
     entry="twice",
@@ -39,12 +41,6 @@ FLEXC_KERNEL void twice(const float* x, float* out, const int32_t n,
 )
 
 REAL = find_compiler().command[0]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -67,10 +63,10 @@ def test_run() -> None:
     assert torch.equal(out, 2 * x)
 
 
-def test_compiled_once(builds: list[str], cache: Path) -> None:
+def test_compiled_once(builds: list[str], cache_folder: Path) -> None:
     assert build(SPEC) == build(SPEC)
     assert len(builds) == 1
-    assert cache.stat().st_mode & 0o777 == 0o700
+    assert cache_folder.stat().st_mode & 0o777 == 0o700
     assert builds == [SPEC.source]
 
 
@@ -202,7 +198,7 @@ WRITES = {
 
 @pytest.mark.parametrize("action", WRITES)
 def test_what_does_not_compile(
-    action: str, impostor: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    action: str, impostor: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         cpp_compiler, "SECONDS_TO_BUILD", 1 if "sleep" in action else 60
@@ -214,7 +210,7 @@ def test_what_does_not_compile(
     for _ in range(2):
         with pytest.raises(CompilationError, match=WRITES[action]):
             load_cpp(SPEC)
-    assert not list(cache.iterdir())
+    assert not list(cache_folder.iterdir())
     # The same compiler, in another mood: nothing of what it did before is left.
     write_script(impostor, f'exec {REAL} "$@"')
     test_run()

@@ -26,6 +26,8 @@ from tests.codegen.triton_kernels import (
 )
 from tests.support.corpus import CORPUS
 
+pytestmark = pytest.mark.usefixtures("compiler_caches")
+
 KINDS = ("backward", "jvp", "second")
 
 SOME = [
@@ -41,15 +43,6 @@ SOME = [
 """Sums by head and row, of short rows, by distance, by pair; tables; ragged lengths."""
 
 ALL = list(product((Variant(case, t) for case in CORPUS for t in TARGETS), KINDS))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("FLEXC_CACHE_DIR", str(folder))
-        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
-        yield
 
 
 def name(value: object) -> str:

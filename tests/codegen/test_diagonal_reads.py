@@ -18,15 +18,10 @@ from tests.codegen.gluon_kernels import HOPPER, Compiled, compiled, lower
 from tests.codegen.triton_kernels import Variant
 from tests.support.pairwise import in_turn
 
+pytestmark = pytest.mark.usefixtures("compiler_caches")
+
 MARGIN = support.MARGIN.value
 ADD = re.compile(r"\[\$(\d+) \+ (-?\d+)\]")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def elements(warp: int, lane: int, columns: int) -> list[tuple[int, int]]:

@@ -18,6 +18,8 @@ from tests.codegen.gluon_kernels import compiled, lower
 from tests.codegen.triton_kernels import Variant, has_mask, waits_first
 from tests.support.corpus import CORPUS
 
+pytestmark = pytest.mark.usefixtures("compiler_caches")
+
 SOME = [
     Variant("dense", "sm90", head_dim=128),
     Variant("causal", "sm90", head_dim=128),
@@ -44,15 +46,6 @@ MATRIX = [
     for case, dtype, dim in product(CORPUS, ("bf16", "fp16"), (64, 128, 256))
     for tables in ((False, True) if has_mask(case) else (False,))
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("FLEXC_CACHE_DIR", str(folder))
-        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
-        yield
 
 
 @pytest.mark.timeout(600)

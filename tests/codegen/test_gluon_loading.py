@@ -34,6 +34,8 @@ from flexc.runtime.kernels.gluon_compiler import (
 from flexc.runtime.kernels.gluon_loader import OnDevice, TensorMaps
 from flexc.runtime.tapes.gpus import HOPPER
 
+pytestmark = pytest.mark.usefixtures("compiler_caches")
+
 SOURCE = """
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
@@ -72,15 +74,6 @@ BUILD = Build(
     NO_OPTIONS,
     capability=HOPPER,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("FLEXC_CACHE_DIR", str(folder))
-        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
-        yield
 
 
 def spec_of(name: str, value: str = "1.0") -> KernelSpec:

@@ -25,6 +25,8 @@ from tests.codegen.triton_kernels import (
 )
 from tests.support.corpus import CORPUS
 
+pytestmark = pytest.mark.usefixtures("compiler_caches")
+
 DEMO = (
     "causal",
     "sliding_window",
@@ -68,15 +70,6 @@ MOST_SPILLED_BYTES = 64
 
 SPILLED_BYTES = {"t5_buckets": 1280}
 """A logarithm and a gather for every pair: more values than registers, so far."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("FLEXC_CACHE_DIR", str(folder))
-        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
-        yield
 
 
 @pytest.mark.timeout(600)

@@ -39,17 +39,10 @@ from flexc.runtime.planner.tables import order_spec
 from flexc.runtime.tapes.gpus import HOPPER
 from tests.codegen.triton_kernels import Variant, call_of
 
+pytestmark = pytest.mark.usefixtures("compiler_caches")
+
 VARIANT = Variant("soft_cap", "sm90", head_dim=64)
 SPEC = KernelSpec("triton", "f", (), "", "")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("FLEXC_CACHE_DIR", str(folder))
-        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
-        yield
 
 
 def made(memory: int, tiles: TileOptions = NO_OPTIONS) -> tuple[KernelSpec, Build]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,10 +134,8 @@ class ToyTarget(targets.Target, Target, KernelTarget):
         return run
 
 
-def test_a_target_is_added_in_one_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("cache_folder")
+def test_a_target_is_added_in_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     targets.register(toy := ToyTarget())
     monkeypatch.setitem(TARGETS, "toy", toy)
     monkeypatch.setitem(BACKENDS, "toy", Backend("toy", ("toy",)))

@@ -104,10 +104,8 @@ def sines(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return s * torch.sin(q * h - s)
 
 
-def test_kernels_of_gradients_are_begun_with_that_of_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("cache_folder")
+def test_kernels_of_gradients_are_begun_with_that_of_the_call() -> None:
     out = attend(*inputs(), cosines)
     assert isinstance(out, Tensor)
     before = counters.copy()
@@ -116,9 +114,8 @@ def test_kernels_of_gradients_are_begun_with_that_of_the_call(
 
 
 @pytest.fixture
-def no_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
+def no_gradients(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> set[str]:
     """Kernels that no compiler is had for."""
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
     refused = {"attention_backward_gradients"}
     build = cpp_loader.build
 

@@ -34,11 +34,10 @@ from flexc.runtime.replay import repeats
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, on disk and in memory."""
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     forget(monkeypatch)
-    return tmp_path / "cache"
+    return cache_folder
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,29 +164,26 @@ def test_a_file_that_cannot_be_written(
 
 
 def test_cache(
-    tmp_path: Path,
+    cache_folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["cache"]) == 0
-    said = f"{tmp_path}/cache: 0 files, 0.0 MB of at most 2147.5\n"
+    said = f"{cache_folder}: 0 files, 0.0 MB of at most 2147.5\n"
     assert capsys.readouterr().out == said
-    (tmp_path / "cache" / f"add-{DIGEST}.so").write_text("x")
+    (cache_folder / f"add-{DIGEST}.so").write_text("x")
     monkeypatch.setenv("FLEXC_CACHE_SIZE", "3M")
     assert main(["cache", "size"]) == 0
     assert capsys.readouterr().out.endswith("1 files, 0.0 MB of at most 3.1\n")
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.endswith("removed 1 files, 0.0 MB\n")
-    assert not list((tmp_path / "cache").iterdir())
+    assert not list(cache_folder.iterdir())
 
 
+@pytest.mark.usefixtures("cache_folder")
 def test_cache_lists_the_last_used_first(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     source = "// flexc kernel attention, target cpp\n// mask: q_idx >= kv_idx\n\n"
     store(f"spec-{DIGEST}.json", json.dumps({"source": source}).encode())
     store(f"spec-{DIGEST[::-1]}.json", b'["another version"]')

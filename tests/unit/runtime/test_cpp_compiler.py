@@ -93,10 +93,9 @@ def test_a_compiler_that_appears_is_used(
 
 @pytest.mark.parametrize("machine", HERE)
 def test_machine_that_is_asked_for(
-    machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: str, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
 ) -> None:
     plain_name = file_name("f", SPEC.source, find_compiler())
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FLEXC_MACHINE", machine)
     query, key, value = torch.randn(3, 1, 2, 70, 16).unbind()
     out = flexc.flex_attention(query, key, value)
@@ -105,7 +104,7 @@ def test_machine_that_is_asked_for(
     torch.testing.assert_close(out.double(), expected.double(), rtol=0, atol=1e-5)
     if machine != HERE[0] and "avx2" in HERE:
         assert file_name("f", SPEC.source, find_compiler()) != plain_name
-        (library,) = tmp_path.glob("*.so")
+        (library,) = cache_folder.glob("*.so")
         code = subprocess.run(["objdump", "-d", library], capture_output=True)
         wider = {"avx512_bf16": b"tdpbf16ps", "avx512": b"bf16ps", "avx2": b"zmm"}
         wide = wider.get(machine, b"ymm")

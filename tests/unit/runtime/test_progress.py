@@ -7,7 +7,6 @@ import logging
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -124,11 +123,10 @@ def test_descriptions(source: str, about: str) -> None:
     assert described(source) == about
 
 
+@pytest.mark.usefixtures("cache_folder")
 def test_kernels_of_gradients_are_said_with_their_mask(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
-
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return q >= k - 4321  # No other test has this kernel.
 

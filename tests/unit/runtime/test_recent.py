@@ -120,19 +120,13 @@ def mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="there are no maps to look at"
 )
 
 
 @needs_proc
-def test_a_library_is_closed_with_the_last_that_runs_it(folder: Path) -> None:
+def test_a_library_is_closed_with_the_last_that_runs_it(cache_folder: Path) -> None:
     load_cpp(SPEC)  # One stays open.
     spec = replace(SPEC, source=SPEC.source + "// Another.")
     first, second = load_cpp(spec), load_cpp(spec)
@@ -156,7 +150,9 @@ def scaled(factor: int) -> Any:
     return scope["score_mod"]
 
 
-def test_kernels_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_bounded(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call is right when its kernel is gone, or held by nothing but its launch."""
     monkeypatch.setattr(driver, "_kernels", Recent(2))
     repeats.KNOWN.clear()
@@ -186,7 +182,9 @@ def resident() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_memory_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 3,000 mods with codes of their own none leaves more than torch's notes.
 
     What is kept for one takes 50,000 bytes and more.

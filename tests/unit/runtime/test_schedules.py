@@ -383,7 +383,7 @@ def test_kernels_are_keyed_on_the_gpu_and_the_choice() -> None:
 
 
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def stored(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An empty cache, and which schedules are lowered for it."""
     lowered: list[str] = []
 
@@ -391,7 +391,6 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lowered.append(schedule.label)
         return replace(SPEC, target=schedule.target, source=schedule.name)
 
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "lower", lower)
     monkeypatch.setattr(
         driver, "problems_of", lambda spec, *_: ["spills"] * (spec.source == "overlap")

@@ -53,8 +53,7 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
+def process(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
     return Process(monkeypatch)
 
 

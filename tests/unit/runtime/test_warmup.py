@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,9 @@ import flexc
 from flexc.errors import DeviceError, DtypeError, GradientError, OptionError, ShapeError
 from flexc.runtime.kernels.driver import counters
 
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
 SHAPE = 1, 2, 40, 8
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
 
 
 def with_slopes(slopes: Tensor) -> Any:
