@@ -15,6 +15,7 @@ from tests.codegen.cpp_kernels import attention_text, lower, run_attention
 from tests.support.corpus_masks import causal_mask
 from tests.support.pairwise import in_turn
 from tests.support.reference import attention
+from tests.support.threads import torch_threads
 
 CAUSAL = """
 %c = arith.cmpi sge, %qi, %ki : i32
@@ -201,10 +202,8 @@ def test_nan_and_infinities_spread_as_in_torch() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 def window(b: int, h: int, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

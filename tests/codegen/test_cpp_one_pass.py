@@ -22,6 +22,7 @@ from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
 from tests.support.pairwise import in_turn
+from tests.support.threads import torch_threads
 
 DIMS_AND_MACHINES = pytest.mark.parametrize(
     ("dim", "machine"), in_turn([8, 32, 40], ["avx2", "portable"])
@@ -201,16 +202,12 @@ MASKS = {
 def gradients(call: Call, mask: Any, threads: int) -> list[Tensor]:
     *inputs, d_out = call.inputs()
     inputs = [t.requires_grad_() for t in inputs]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         out = flexc.flex_attention(
             *inputs, score_mod=bias, mask_mod=mask, enable_gqa=True
         )
         assert isinstance(out, Tensor)
         return list(torch.autograd.grad(out, inputs, d_out))
-    finally:
-        torch.set_num_threads(before)
 
 
 def bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import flexc
+from tests.support.threads import torch_threads
 
 LEAST = torch.finfo(torch.float32).tiny
 
@@ -22,10 +23,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def tensors(rows: int = 512) -> list[Tensor]:

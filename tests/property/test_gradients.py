@@ -18,6 +18,7 @@ from tests.property.derivative_cases import widened
 from tests.property.gradient_cases import GradientCase
 from tests.property.gradient_checks import check_gradients, check_tangents
 from tests.property.gradient_strategies import gradient_cases
+from tests.support.threads import torch_threads
 
 LEVEL = settings().max_examples
 
@@ -65,12 +66,8 @@ def error(got: Tensor, want: Tensor) -> float:
 @given(gradient_cases())
 def test_equal_bits(given: GradientCase) -> None:
     """At every run, with any one number of threads, captured tensors included."""
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    for threads in (1, 2):
+        with torch_threads(threads):
             first, second = given.gradients("cpp"), given.gradients("cpp")
-            for name, gradient in first.items():
-                torch.testing.assert_close(second[name], gradient, rtol=0, atol=0)
-    finally:
-        torch.set_num_threads(before)
+        for name, gradient in first.items():
+            torch.testing.assert_close(second[name], gradient, rtol=0, atol=0)

@@ -31,6 +31,7 @@ from flexc.runtime.process.cache import (
 )
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay import repeats
+from tests.support.threads import torch_threads
 
 
 @pytest.fixture
@@ -196,9 +197,7 @@ def test_threads_compile_the_same_kernel(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_its_parents_threads(folder: Path) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with torch_threads(2):
         expected = attend(length=300)
         child = os.fork()
         if child == 0:
@@ -207,8 +206,6 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(folder: Path) -> N
             os._exit(0 if torch.equal(attend(length=300), expected) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert torch.equal(attend(length=300), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 ENTRY = f"attention-{'0' * 32}.so"

@@ -16,6 +16,7 @@ import flexc
 from bench.variants import DEMO, Variant
 from tests.support.corpus import CORPUS, Mods
 from tests.support.leaves import Learned
+from tests.support.threads import torch_threads
 
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 2, 6, 3, 2
 
@@ -30,10 +31,8 @@ VARIANTS = [
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Thousands of tiny calls."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 def mods_of(variant: Variant, given: list[Tensor]) -> tuple[Mods, list[Tensor]]:

@@ -28,6 +28,7 @@ from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
 from flexc.runtime.interface import flex_attention
 from tests.support import reference
 from tests.support.pairwise import in_turn
+from tests.support.threads import torch_threads
 
 H100 = Gpu(132)
 CPU = torch.device("cpu")
@@ -171,13 +172,9 @@ def test_explain_tells_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 64])
 def test_a_cpu_splits_by_heads_and_lengths_alone(threads: int) -> None:
     made = call(backend="cpp", heads=8, few_rows=(1, 1), choices=NO_CHOICES)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         assert splits_of(made) == 8
         assert splits_of(call(backend="cpp", heads=1, few_rows=(1, 1))) == 8
-    finally:
-        torch.set_num_threads(before)
     short = call(kv_len=2047, backend="cpp", heads=1, few_rows=(1, 1))
     assert splits_of(short) == 1
     assert splits_of(call(backend="cpp", heads=33, few_rows=(1, 1))) == 1
@@ -216,16 +213,12 @@ def test_split_on_a_cpu_with_any_threads_and_any_batch(
             enable_gqa=True, return_lse=True,
         )  # fmt: skip
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         out, lse = attend(query)
-        torch.set_num_threads(3)
+    with torch_threads(3):
         for found, kept in zip(attend(query), (out, lse), strict=True):
             assert torch.equal(found, kept)
         assert torch.equal(attend(query[:1])[0], out[:1])
-    finally:
-        torch.set_num_threads(before)
     exact = reference.attention(
         query.double(), key.double(), value.double(), score, MASKS[mask],
         enable_gqa=True,

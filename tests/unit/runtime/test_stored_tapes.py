@@ -30,6 +30,7 @@ from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay import repeats, stored_tapes
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
 from tests.support.reference import attention
+from tests.support.threads import torch_threads
 from tests.unit.runtime.repeated import attend, causal, leaves, qkv
 
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
@@ -131,12 +132,8 @@ def test_other_facts_have_other_tapes(process: Process, tmp_path: Path) -> None:
     process.another()
     assert check(windowed(8), length=41) == 1
     process.another()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
+    with torch_threads(torch.get_num_threads() + 1):
         assert check(windowed(8)) == 1
-    finally:
-        torch.set_num_threads(threads)
     assert check(windowed(8)) == 0
 
 
