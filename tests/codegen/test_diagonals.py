@@ -6,9 +6,6 @@ when it is imported whether it interprets.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -22,13 +19,13 @@ from flexc.passes import pipelines
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse
+from tests.property.interpreted import interpret, starts_a_process, within_the_process
 
 try:
     OLD_INTERPRETER = version("triton").startswith("3.6.")
 except PackageNotFoundError:
     OLD_INTERPRETER = False
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 N = 16
 ELEMENTS = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -107,22 +104,14 @@ def test_cpp_sums(dtype: torch.dtype) -> None:
     assert torch.equal(out, summed(x))
 
 
-@pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@starts_a_process
 @pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
 def test_triton_sums_in_a_process_that_interprets() -> None:
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "-k", "test_triton_sums", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpret("-k", "test_triton_sums", __file__)
 
 
-@pytest.mark.skipif(not INTERPRETING, reason="runs in a process of its own")
+@within_the_process
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_triton_sums(dtype: torch.dtype) -> None:
     from flexc.codegen.triton.target import TritonTarget

@@ -6,9 +6,6 @@ process of its own.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,14 +25,18 @@ from flexc.runtime.planner import tables
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
+from tests.property.interpreted import (
+    INTERPRETING,
+    interpret,
+    starts_a_process,
+    within_the_process,
+)
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
 from tests.support.pairwise import in_turn
 
 triton = pytest.importorskip("triton")
 
-
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 OLD_INTERPRETER = version("triton").startswith("3.6.")
 CASES = (
     "causal", "documents_per_batch", "head_windows", "boolean_table", "dilated",
@@ -96,22 +97,13 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@starts_a_process
 @pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
 def test_in_a_process_that_interprets(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = {"TRITON_INTERPRET": "1", "FLEXC_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        command,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpret(__file__, FLEXC_CACHE_DIR=str(tmp_path))
 
 
-@pytest.mark.skipif(not INTERPRETING, reason="started by the test above")
+@within_the_process
 @pytest.mark.parametrize("case", CASES)
 def test_interpreted(case: str) -> None:
     shapes: list[tuple[tuple[int, int], Any]] = [

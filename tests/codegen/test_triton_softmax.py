@@ -7,9 +7,6 @@ of their own, as those of `tests/property/test_triton_interpreter.py` do.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -20,11 +17,11 @@ import torch
 from torch import Tensor
 
 import flexc
+from tests.property.interpreted import interpret, starts_a_process, within_the_process
 from tests.support.reference import attention
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 OLD_INTERPRETER = version("triton").startswith("3.6.")
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 3e-3}
 
@@ -42,21 +39,13 @@ def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@starts_a_process
 @pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
 def test_in_a_process_that_interprets(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"TRITON_INTERPRET": "1", "FLEXC_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpret(__file__, FLEXC_CACHE_DIR=str(tmp_path))
 
 
-@pytest.mark.skipif(not INTERPRETING, reason="runs in a process of its own")
+@within_the_process
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of log(0)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("cap", [5, 20, 50])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
 from tests.property.interpreted import (
+    interpreter_marks,
     run_interpreted,
-    splats_of_comparisons,
-    starts_a_process,
     within_the_process,
 )
 from tests.support.infinite_scores import (
@@ -29,20 +27,12 @@ from tests.support.infinite_scores import (
 pytest.importorskip("triton.language")
 
 pytestmark = [
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of log(0)
+    *interpreter_marks(1800),
+    pytest.mark.usefixtures("splats_of_comparisons"),
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _splats() -> Iterator[None]:
-    with splats_of_comparisons():
-        yield
-
-
-@starts_a_process
-def test_in_a_process_that_interprets(request: pytest.FixtureRequest) -> None:
-    run_interpreted(request)
+test_in_a_process_that_interprets = run_interpreted
 
 
 def results(query: Tensor, key: Tensor, value: Tensor, mod: Any, scale: float) -> Any:

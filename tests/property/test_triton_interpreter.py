@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +13,8 @@ from tests.property.gradient_checks import check_gradients, check_tangents
 from tests.property.gradient_strategies import gradient_cases
 from tests.property.interpreted import (
     DTYPES,
+    interpreter_marks,
     run_interpreted,
-    splats_of_comparisons,
-    starts_a_process,
     within_the_process,
 )
 from tests.property.strategies import cases
@@ -25,22 +22,14 @@ from tests.property.strategies import cases
 pytest.importorskip("triton.language")
 
 pytestmark = [
-    pytest.mark.timeout(7200),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of log(0)
+    *interpreter_marks(7200),
+    pytest.mark.usefixtures("splats_of_comparisons"),
 ]
 
 LEVEL = settings().max_examples
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _splats() -> Iterator[None]:
-    with splats_of_comparisons():
-        yield
-
-
-@starts_a_process
-def test_in_a_process_that_interprets(request: pytest.FixtureRequest) -> None:
-    run_interpreted(request)
+test_in_a_process_that_interprets = run_interpreted
 
 
 @within_the_process

@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import flexc
 from flexc.runtime.attention import run as running
 from tests.property.interpreted import (
+    interpreter_marks,
     run_interpreted,
-    starts_a_process,
     within_the_process,
 )
 from tests.support.pages import in_pages
@@ -22,16 +22,9 @@ from tests.support.reference import attention
 
 pytest.importorskip("triton.language")
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of log(0)
-]
+pytestmark = interpreter_marks(600)
 
-
-@starts_a_process
-def test_in_a_process(request: pytest.FixtureRequest) -> None:
-    run_interpreted(request)
-
+test_in_a_process = run_interpreted
 
 SLOPES = torch.rand(8)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +20,15 @@ from flexc.runtime.kernels import (
 )
 from flexc.runtime.kernels.build import NO_CALL, Build
 from flexc.runtime.replay import repeats
+from tests.property.interpreted import (
+    INTERPRETING,
+    interpret,
+    starts_a_process,
+)
 from tests.support.pairwise import in_turn
 from tests.support.reference import MaskMod, ScoreMod
 from tests.unit.frontend.evaluate import import_mods
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = ["triton"] if INTERPRETING else ["cpp", "eager"]
 
 MANY = 100_000
@@ -168,18 +169,10 @@ def test_large_numbers(name: str, backend: str) -> None:
     check(SHORT[name], problem(12, 20, batch=3), backend=backend)
 
 
-@pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@starts_a_process
 def test_large_numbers_in_a_process_that_interprets_triton() -> None:
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, __file__, "-k", "test_large_numbers"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpret(__file__, "-k", "test_large_numbers")
 
 
 def test_large_offsets_into_captures() -> None:
