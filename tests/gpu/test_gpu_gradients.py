@@ -23,6 +23,7 @@ from tests.gpu.gradients import (
     qkv_of,
 )
 from tests.support.corpus import CORPUS, Mods
+from tests.support.corpus_masks import causal_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -93,11 +94,7 @@ def test_grouped_heads(heads: tuple[int, int]) -> None:
 def test_keys_of_one_batch() -> None:
     query, _, _ = qkv_of(Sizes(), BF16, DEVICE)
     _, key, value = qkv_of(Sizes(batch=1), BF16, DEVICE)
-    check_gradients(Call([query, key, value], lambda: (None, causal)))
-
-
-def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
+    check_gradients(Call([query, key, value], lambda: (None, causal_mask)))
 
 
 def test_strides() -> None:
@@ -109,11 +106,11 @@ def test_strides() -> None:
     shifted = torch.empty(query.numel() + 1, dtype=BF16, device=DEVICE)[1:]
     shifted = shifted.view(query.shape).copy_(query)
     for given in ([interleaved, sliced, shared], [shifted, key, value]):
-        check_gradients(Call(given, lambda: (None, causal)))
+        check_gradients(Call(given, lambda: (None, causal_mask)))
 
 
 def test_strides_of_cotangents() -> None:
-    call = Call(qkv_of(Sizes(), BF16, DEVICE), lambda: (None, causal))
+    call = Call(qkv_of(Sizes(), BF16, DEVICE), lambda: (None, causal_mask))
     leaves = call.leaves()
     out, _ = call.by_flexc(*leaves)
     one = torch.ones((), dtype=BF16, device=DEVICE)
@@ -295,7 +292,7 @@ class Layer(nn.Module):
 
         query, key, value = heads.unbind(0)
         result: Any = flexc.flex_attention(
-            query, key, value, score_mod, mask_mod=causal, return_lse=True
+            query, key, value, score_mod, mask_mod=causal_mask, return_lse=True
         )
         out, lse = result
         out = out * torch.sigmoid(lse - self.sinks[:, None])[..., None]

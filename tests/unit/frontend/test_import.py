@@ -12,6 +12,7 @@ from xdsl.parser import Parser
 from flexc import universe
 from flexc.frontend.import_graph import AttentionCall
 from flexc.runtime.interpreters import run_module
+from tests.support.corpus_masks import causal_mask
 from tests.support.reference import attention
 from tests.unit.frontend.evaluate import attention_of, import_mods
 
@@ -22,12 +23,8 @@ def alibi(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return s + SLOPES[h] * (k - q)
 
 
-def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-    return q >= k
-
-
 def test_causal_alibi() -> None:
-    built, captures = import_mods(alibi, causal)
+    built, captures = import_mods(alibi, causal_mask)
     assert captures == [SLOPES]
     text = str(built.module)
     for line in (
@@ -88,7 +85,7 @@ def test_ops_know_the_users_line() -> None:
 def test_a_module_runs() -> None:
     query, key, value = (torch.randn(2, 4, n, 16) for n in (9, 7, 7))
     call = AttentionCall(torch.float32, 16, 16)
-    built, captures = import_mods(alibi, causal, call)
+    built, captures = import_mods(alibi, causal_mask, call)
     (out,) = run_module(built.module, [query, key, value, 0.25, *captures])
-    expected = attention(query, key, value, alibi, causal)
+    expected = attention(query, key, value, alibi, causal_mask)
     torch.testing.assert_close(out.double(), expected.out, rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ from torch import Tensor
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.runtime.interpreters import run_module
+from tests.support.corpus_masks import causal_mask
 from tests.support.reference import attention
 from tests.unit.interpreters.ir import parse
 
@@ -84,15 +85,11 @@ def close(got: list[Tensor], expected: tuple[Tensor, ...]) -> None:
         torch.testing.assert_close(g.double(), e, rtol=1e-5, atol=1e-5)
 
 
-def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return q_idx >= kv_idx
-
-
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_causal_with_grouped_heads(kv_heads: int):
     q, k, v, slopes = inputs(heads=4, kv_heads=kv_heads)
     got = run(module_text(mask=CAUSAL), q, k, v, 0.3, slopes)
-    close(got, attention(q, k, v, None, causal, scale=0.3, enable_gqa=True))
+    close(got, attention(q, k, v, None, causal_mask, scale=0.3, enable_gqa=True))
 
 
 def test_alibi():

@@ -20,6 +20,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.targets.target import LoweringOptions
 from flexc.runtime.interpreters import run_module
+from tests.support.corpus_masks import causal_mask
 from tests.support.flex_modules import make_call, make_module
 from tests.support.reference import attention
 
@@ -55,7 +56,7 @@ class Call:
             torch.randn(1, h, n, 16, generator=draw).to(torch.float16)
             for h, n in zip(heads, lengths, strict=True)
         )
-        score_mod, mask_mod = self.score_mod(), causal if self.masked else None
+        score_mod, mask_mod = self.score_mod(), causal_mask if self.masked else None
         call = make_call((query, key, value), score_mod, mask_mod, 0.25)
         module, args = make_module(call)
         op = next(o for o in module.walk() if isinstance(o, AttentionOp))
@@ -65,10 +66,6 @@ class Call:
             query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
         )
         return module, args, exact.out
-
-
-def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return q_idx >= kv_idx
 
 
 def relative(table: Tensor, q_len: int, kv_len: int) -> Mod:

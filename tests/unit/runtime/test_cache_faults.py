@@ -24,6 +24,7 @@ import flexc
 from flexc.errors import FlexcError
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.process.cache import clear_cache
+from tests.support.corpus_masks import causal_mask
 from tests.support.reference import attention
 from tests.unit.runtime.test_cache import DAMAGES
 
@@ -32,10 +33,6 @@ CONTEXT.set_forkserver_preload([__name__])
 
 PATIENCE = 120
 """Seconds after which a call is taken to hang."""
-
-
-def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
 
 
 def rising(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -47,9 +44,9 @@ def attend(folder: str, answer: Connection) -> None:
     os.environ["FLEXC_CACHE_DIR"] = folder
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 2, 40, 8).unbind()
-    expected = attention(query, key, value, rising, causal).out
+    expected = attention(query, key, value, rising, causal_mask).out
     try:
-        out = flexc.flex_attention(query, key, value, rising, mask_mod=causal)
+        out = flexc.flex_attention(query, key, value, rising, mask_mod=causal_mask)
         assert isinstance(out, Tensor)
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
         answer.send((None, counters["lowered"]))

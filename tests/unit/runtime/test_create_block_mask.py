@@ -31,7 +31,8 @@ from flexc.runtime.inputs.notes import (
 )
 from flexc.runtime.kernels.driver import counters
 from tests.support.block_tables import dense_blocks, differences
-from tests.support.corpus import CORPUS, corpus_masks
+from tests.support.corpus import CORPUS
+from tests.support.corpus_masks import causal_mask
 from tests.support.pairwise import in_turn
 
 HEADS = 3
@@ -39,7 +40,7 @@ HEADS = 3
 MASKS = [
     name
     for name, case in CORPUS.items()
-    if case.factory(1, 1, 1, 16, 16)[1] not in (None, corpus_masks.causal_mask)
+    if case.factory(1, 1, 1, 16, 16)[1] not in (None, causal_mask)
 ]
 
 SIZES: list[tuple[int, int, Any]] = [
@@ -183,14 +184,10 @@ def test_a_mask_that_keeps_all_pairs_has_no_tables() -> None:
     torch.testing.assert_close(found, plain, rtol=0, atol=0)
 
 
-def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
-
-
 def test_copies_know_nothing_of_what_was_made() -> None:
     """What is kept with a mask would be much to copy, and names its own tables."""
     attend: Any = flexc.flex_attention
-    ours = flexc.create_block_mask(causal, None, None, 96, 96, "cpu", 32)
+    ours = flexc.create_block_mask(causal_mask, None, None, 96, 96, "cpu", 32)
     query = torch.randn(1, 2, 96, 16)
     for _ in range(2):
         attend(query, query, query, block_mask=ours)
@@ -252,12 +249,10 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_that_were_written_to_are_kept_to() -> None:
     """A closed form would take the place of the tables, were they the mask's."""
-
-    def causal(b, h, q_idx, kv_idx):
-        return q_idx >= kv_idx
-
     query = torch.randn(1, 1, 256, 16)
-    block_mask = flexc.create_block_mask(causal, None, None, 256, 256, device="cpu")
+    block_mask = flexc.create_block_mask(
+        causal_mask, None, None, 256, 256, device="cpu"
+    )
     out: Any = flexc.flex_attention(query, query, query, block_mask=block_mask)
     assert out.any()
     block_mask.kv_num_blocks.zero_()
@@ -273,13 +268,9 @@ def test_tables_lie_in_memory_as_torchs_do(
     batch: int | None, heads: int | None
 ) -> None:
     """Some users take views of them."""
-
-    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return q >= k
-
     sizes = (batch, heads, 300, 300)
-    own = flexc.create_block_mask(causal, *sizes, "cpu")
-    theirs = torch_block_mask(causal, *sizes, "cpu")
+    own = flexc.create_block_mask(causal_mask, *sizes, "cpu")
+    theirs = torch_block_mask(causal_mask, *sizes, "cpu")
     for name in TABLES:
         found, expected = getattr(own, name), getattr(theirs, name)
         assert found.is_contiguous()
@@ -288,15 +279,11 @@ def test_tables_lie_in_memory_as_torchs_do(
 
 def test_pages_of_a_cache() -> None:
     """torch's PagedAttention takes views of the tables."""
-
-    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return q >= k
-
     paged = PagedAttention(8, 128, 2, device="cpu")
     for batch in range(2):
         paged.reserve(torch.tensor(batch), torch.tensor(256))
     masks = [
-        make(causal, 2, 1, 256, 256, "cpu")
+        make(causal_mask, 2, 1, 256, 256, "cpu")
         for make in (flexc.create_block_mask, torch_block_mask)
     ]
     own, theirs = (paged.convert_logical_block_mask(mask) for mask in masks)

@@ -14,6 +14,7 @@ from torch import Tensor
 import flexc
 from flexc.distributed import plan
 from tests.support.corpus import CORPUS
+from tests.support.corpus_masks import causal_mask
 
 SIZES = (2, 4, 2, 40, 61)
 
@@ -77,7 +78,4 @@ def test_caches() -> None:
 
 
 def test_plans_of_ranks() -> None:
-    def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return q >= k
-
-    assert plan(causal, 1, 4, 4096, ranks=4, device="cpu").estimates
+    assert plan(causal_mask, 1, 4, 4096, ranks=4, device="cpu").estimates

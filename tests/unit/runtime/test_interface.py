@@ -18,12 +18,9 @@ from torch.nn.attention.flex_attention import (
 import flexc
 from flexc import errors
 from tests.support import reference
+from tests.support.corpus_masks import causal_mask
 
 Triple = tuple[Tensor, Tensor, Tensor]
-
-
-def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return q_idx >= kv_idx
 
 
 def triple(
@@ -41,7 +38,7 @@ def triple(
 
 
 def block_mask(length: int, batch: int | None = None) -> BlockMask:
-    return create_block_mask(causal, batch, None, length, length, device="cpu")
+    return create_block_mask(causal_mask, batch, None, length, length, device="cpu")
 
 
 def run(*args: Any, **kwargs: Any) -> Any:
@@ -279,7 +276,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     "mask-as-score-mod": (
         errors.ModSignatureError,
         "these are the arguments of a mask_mod, pass it as mask_mod=",
-        (Q, K, V, causal),
+        (Q, K, V, causal_mask),
         {},
     ),
     "scale": (
@@ -340,13 +337,13 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         errors.OptionError,
         "give block_mask or mask_mod, not both",
         (Q, K, V),
-        {"block_mask": block_mask(16), "mask_mod": causal},
+        {"block_mask": block_mask(16), "mask_mod": causal_mask},
     ),
     "function-as-block-mask": (
         errors.BlockMaskError,
         "block_mask expects .*BlockMask, got function; pass a function as mask_mod=",
         (Q, K, V),
-        {"block_mask": causal},
+        {"block_mask": causal_mask},
     ),
     "block-mask-length": (
         errors.BlockMaskError,
@@ -413,11 +410,11 @@ def test_empty_inputs(batch: int, q_len: int, kv_len: int) -> None:
 
 def test_results_and_aux() -> None:
     tensors = triple(q_len=20, kv_len=16)
-    expected = reference.attention(*tensors, mask_mod=causal)
-    plain = run(*tensors, mask_mod=causal)
-    out, lse = run(*tensors, mask_mod=causal, return_lse=True)
+    expected = reference.attention(*tensors, mask_mod=causal_mask)
+    plain = run(*tensors, mask_mod=causal_mask)
+    out, lse = run(*tensors, mask_mod=causal_mask, return_lse=True)
     both, aux = run(
-        *tensors, mask_mod=causal, return_aux=AuxRequest(lse=True, max_scores=True)
+        *tensors, mask_mod=causal_mask, return_aux=AuxRequest(lse=True, max_scores=True)
     )
     assert isinstance(aux, AuxOutput)
     for got in (plain, out, both):
@@ -425,7 +422,7 @@ def test_results_and_aux() -> None:
     for got in (lse, aux.lse):
         torch.testing.assert_close(got, expected.lse.float())
     torch.testing.assert_close(aux.max_scores, expected.max_scores.float())
-    only = run(*tensors, mask_mod=causal, return_aux=AuxRequest(lse=True))[1]
+    only = run(*tensors, mask_mod=causal_mask, return_aux=AuxRequest(lse=True))[1]
     assert only.max_scores is None
 
 
@@ -436,17 +433,19 @@ def test_broadcast_batch_and_shared_heads() -> None:
         query,
         key.expand(3, -1, -1, -1),
         value.expand(3, -1, -1, -1),
-        mask_mod=causal,
+        mask_mod=causal_mask,
         enable_gqa=True,
     )
-    got = run(query, key, value, mask_mod=causal, enable_gqa=True)
+    got = run(query, key, value, mask_mod=causal_mask, enable_gqa=True)
     torch.testing.assert_close(got, expected.out.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16])
 def test_tables_of_other_integers(dtype: torch.dtype) -> None:
     query, key, value = triple(q_len=48, kv_len=48)
-    made = create_block_mask(causal, None, None, 48, 48, device="cpu", BLOCK_SIZE=16)
+    made = create_block_mask(
+        causal_mask, None, None, 48, 48, device="cpu", BLOCK_SIZE=16
+    )
     tables = (
         made.kv_num_blocks,
         made.kv_indices,
@@ -456,12 +455,12 @@ def test_tables_of_other_integers(dtype: torch.dtype) -> None:
     mask = BlockMask.from_kv_blocks(
         *(t if t is None else t.to(dtype) for t in tables),  # pyright: ignore
         BLOCK_SIZE=16,
-        mask_mod=causal,
+        mask_mod=causal_mask,
         seq_lengths=(48, 48),
         compute_q_blocks=False,
     )
     out = run(query, key, value, block_mask=mask)
-    expected = reference.attention(query, key, value, mask_mod=causal)
+    expected = reference.attention(query, key, value, mask_mod=causal_mask)
     torch.testing.assert_close(out, expected.out.float())
 
 
@@ -469,7 +468,7 @@ def test_block_mask_of_other_sizes_without_blocks() -> None:
     """A BlockMask that torch makes where there is none has no tables to check."""
     tensors = triple()
     got = run(*tensors, block_mask=block_mask(16))
-    torch.testing.assert_close(got, run(*tensors, mask_mod=causal))
+    torch.testing.assert_close(got, run(*tensors, mask_mod=causal_mask))
 
 
 def test_autocast() -> None:

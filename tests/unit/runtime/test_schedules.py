@@ -50,6 +50,7 @@ from flexc.runtime.kernels.schedules import (
 )
 from flexc.runtime.tapes import gpus
 from flexc.runtime.tapes.gpus import HOPPER
+from tests.support.corpus_masks import causal_mask
 
 CALL = AttentionCall(torch.bfloat16, 128, 128, alignment=16)
 BUILD = Build(CALL, "triton", "cuda", TileOptions(), capability=HOPPER)
@@ -412,10 +413,6 @@ def test_the_next_process_makes_what_was_chosen(stored: list[str]) -> None:
 CPU = torch.device("cpu")
 
 
-def causal(b, h, q_idx, kv_idx):
-    return q_idx >= kv_idx
-
-
 def documents(b, h, q_idx, kv_idx):
     return q_idx // 100 == kv_idx // 100
 
@@ -478,7 +475,7 @@ def test_few_programs_have_few_rows(
     """So few that all run at once on 132 multiprocessors."""
     query = torch.zeros(*sizes, 64, dtype=torch.bfloat16)
     key = query[:, :, :1].expand(-1, -1, 10_000, -1)
-    signature = read_signature(None, causal, CPU)
+    signature = read_signature(None, causal_mask, CPU)
     call = Attention(
         *(query, key, key, 0.1, None, signature, Outputs(), "triton"), NO_CHOICES
     )
@@ -496,12 +493,12 @@ def capped(s: Any, *_: Any) -> Any:
     ("dim", "mods", "most"),
     [
         (32, (None, None), 2048),
-        (64, (None, causal), 4096),
+        (64, (None, causal_mask), 4096),
         (64, (capped, None), 1 << 30),
         (80, (None, None), 256),
-        (128, (None, causal), 1024),
+        (128, (None, causal_mask), 1024),
         (128, (capped, None), 1024),
-        (160, (None, causal), 0),
+        (160, (None, causal_mask), 0),
     ],
 )
 def test_few_keys_have_small_programs(
@@ -568,7 +565,7 @@ def test_bands_of_unknown_width_have_large_programs() -> None:
 def test_few_keys_are_no_fact_where_tiles_do_not_depend_on_them(
     given: dict[str, Any],
 ) -> None:
-    traced = capture_mods(read_mods(None, causal), torch.float32, "cpu")
+    traced = capture_mods(read_mods(None, causal_mask), torch.float32, "cpu")
     compiled = driver.Compiled(traced, replace(BUILD, **given))
     assert not compiled.proofs.of_sizes((8, 8, 5000, 100), ()).few_keys
 
@@ -609,11 +606,11 @@ def test_tiles_of_packed_products_are_whole_blocks_that_threads_keep(
 @pytest.mark.parametrize(
     ("mods", "dtype", "head_dim", "options", "expected"),
     [
-        ((None, causal), torch.bfloat16, 64, NO_OPTIONS, [64, 128, None]),
-        ((None, causal), torch.bfloat16, 128, NO_OPTIONS, [64, None, None]),
+        ((None, causal_mask), torch.bfloat16, 64, NO_OPTIONS, [64, 128, None]),
+        ((None, causal_mask), torch.bfloat16, 128, NO_OPTIONS, [64, None, None]),
         ((soft_cap, None), torch.bfloat16, 64, NO_OPTIONS, [None] * 3),
-        ((None, causal), torch.float32, 64, NO_OPTIONS, [None] * 3),
-        ((None, causal), torch.bfloat16, 64, TileOptions(block_m=64), [None] * 3),
+        ((None, causal_mask), torch.float32, 64, NO_OPTIONS, [None] * 3),
+        ((None, causal_mask), torch.bfloat16, 64, TileOptions(block_m=64), [None] * 3),
     ],
 )
 def test_no_kernel_is_compiled_twice_for_its_number_of_programs(
@@ -632,14 +629,14 @@ def test_no_kernel_is_compiled_twice_for_its_number_of_programs(
 
 
 def explained(head_dim: int = 128) -> flexc.runtime.explain.Explanation:
-    return explain_mask(causal, Q_LEN=512, device="cuda", head_dim=head_dim)
+    return explain_mask(causal_mask, Q_LEN=512, device="cuda", head_dim=head_dim)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="explains an absent GPU")
 def test_explain_tells_the_schedule(stored: list[str]) -> None:
     assert explained().schedule is not None
     assert "overlap, simple or triton: the first call finds out" in str(explained())
-    subject = call_of(torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16), causal)
+    subject = call_of(torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16), causal_mask)
     compiled = subject.compiled()
     proofs = compiled.proofs(subject.query, subject.key, [])
     module = proofs.stated_in(compiled.attention.module)
