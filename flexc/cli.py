@@ -11,6 +11,7 @@ import platform
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
@@ -60,6 +61,8 @@ TILE_ARGUMENTS = {
     "num_stages": "tiles of keys in flight, on GPUs (chosen by the compiler)",
 }
 
+GPU_ARGUMENTS = ("num_warps", "num_stages")
+
 
 def load_function(spec: str) -> Callable[..., Any] | None:
     """Return the function that `MODULE:NAME` or `FILE.py:NAME` names, None for `-`."""
@@ -105,8 +108,8 @@ def _load_module(where: str) -> Any:
         sys.path.insert(0, os.getcwd())
         try:
             return importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            raise OptionError(f"cannot import {where!r}: {error}") from error
+        except Exception as error:  # A user's module may raise anything.
+            raise _not_imported(where, error) from error
         finally:
             sys.path.remove(os.getcwd())
     path = Path(where)
@@ -117,8 +120,19 @@ def _load_module(where: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _not_imported(where, error) from error
     return module
+
+
+def _not_imported(where: str, error: Exception) -> OptionError:
+    """Return the error of a module that raised `error`, with the last line that ran."""
+    ran = traceback.extract_tb(error.__traceback__)
+    ran = [f for f in ran if "importlib" not in f.filename and f.filename != __file__]
+    at = f" ({ran[-1].filename}:{ran[-1].lineno})" if ran else ""
+    return OptionError(f"cannot import {where!r}: {type(error).__name__}: {error}{at}")
 
 
 def emit(args: argparse.Namespace) -> None:
@@ -160,12 +174,19 @@ def _printed(module: Any, level: str, target: str, build: Build) -> str:
 
 def _build(args: argparse.Namespace) -> Build:
     from flexc.frontend.import_graph import AttentionCall
+    from flexc.runtime.explain import check_inputs
     from flexc.runtime.inputs.options import TileOptions, backend_of
     from flexc.runtime.kernels.build import Build, machine_for
 
     backend = backend_of(args.target)
+    dtype = _dtype(args) or backend.usual_dtype
+    check_inputs(dtype, args.head_dim, backend.device)
+    for name in GPU_ARGUMENTS if backend.for_cpu else ("machine",):
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} has no meaning for --target {args.target}")
     call = AttentionCall(
-        dtype=_dtype(args) or backend.usual_dtype,
+        dtype=dtype,
         head_dim=args.head_dim,
         value_dim=args.value_dim or args.head_dim,
         lse=args.lse,

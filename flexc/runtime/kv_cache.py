@@ -252,8 +252,8 @@ class Cache:
             check_rank(name, new)
             if tuple(new.shape) != expected:
                 raise ShapeError(
-                    f"{name} expects shape {expected} (sequences, heads, tokens of the "
-                    f"last extend, head dim), got {tuple(new.shape)}"
+                    f"{name} expects shape {expected} (sequences, heads, the most new "
+                    f"tokens of a sequence, head dim), got {tuple(new.shape)}"
                 )
             if new.dtype != held.dtype or new.device != held.device:
                 raise DtypeError(
@@ -347,8 +347,9 @@ class Cache:
             )
         if causal and query.size(2) != most:
             raise ShapeError(
-                f"query expects the {most} tokens of the last extend, got "
-                f"{query.size(2)}; pass causal=False for queries without positions"
+                f"query expects the {most} tokens of the last extend (the most of a "
+                f"sequence), got {query.size(2)}; pass causal=False for queries "
+                "without positions"
             )
 
     def _attend(

@@ -38,6 +38,7 @@ from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.masks.segments.mask_problem import MaskProblem, sparse_block
 from flexc.passes.masks.segments.segment_builder import build_segments, order_of
 from flexc.passes.scalar import Proof, Proven, WhyNot
+from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
     HOPPER_SHARED_MEMORY,
@@ -235,6 +236,13 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     f32_precision: F32Precision = "ieee"
     machine: MachineName = "avx2"
     trimmed: bool = True
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            size = getattr(self, name)
+            is_size = type(size) is int and 0 < size <= full(32).hi
+            if size is not None and not is_size:
+                raise OptionError(f"{name} expects a positive i32, got {size!r}")
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):

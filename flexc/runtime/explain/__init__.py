@@ -175,7 +175,7 @@ def explain_mask(
     block = None if BLOCK_SIZE is None else (problem.q_block, problem.kv_block)
     place, backend = where(score_mod, mask_mod, device)
     dtype = BACKENDS[backend].usual_dtype if dtype is None else dtype
-    check_inputs(dtype, head_dim)
+    check_inputs(dtype, head_dim, BACKENDS[backend].device)
     call = Attention(
         *stand_ins(sizes, (head_dim, head_dim), dtype, place),
         scale=1 / math.sqrt(head_dim),
@@ -188,10 +188,11 @@ def explain_mask(
     return Explanation.of(call, block, differentiated=is_differentiated(call))
 
 
-def check_inputs(dtype: object, head_dim: object) -> None:
-    if dtype not in DTYPES["cpu"]:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES["cpu"])
-        raise DtypeError(f"dtype expects one of {names}, got {dtype}")
+def check_inputs(dtype: object, head_dim: object, device: str) -> None:
+    """Check a dtype and a head dimension of calls on a type of device."""
+    if dtype not in (known := DTYPES[device]):
+        names = ", ".join(str(d).removeprefix("torch.") for d in known)
+        raise DtypeError(f"dtype expects one of {names} on {device}, got {dtype}")
     if type(head_dim) is not int or not 1 <= head_dim <= MAX_HEAD_DIM:
         raise OptionError(f"head_dim expects 1 to {MAX_HEAD_DIM}, got {head_dim!r}")
 

@@ -4,6 +4,8 @@
 // RUN: not flexc-opt %t.mlir -t cpp 2>&1 | filecheck %s --check-prefix=BUFFERS
 // RUN: sed -e 's/"test.op"/"test.op/' %s > %t.open.mlir
 // RUN: not flexc-opt %t.open.mlir 2>&1 | filecheck %s --check-prefix=OPEN
+// RUN: not flexc-opt %s -p 'flexc-to-cpp{block_m=-3}' 2>&1 | filecheck %s --check-prefix=SIZE
+// RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{block_m=true}' 2>&1 | filecheck %s --check-prefix=FLAG
 
 // Values are computed before they are used: the error shows the op.
 // CHECK-NOT: Traceback
@@ -25,6 +27,10 @@
 // OPEN-NOT: Traceback
 // OPEN: flexc-opt: {{.*}}.mlir:
 // OPEN: expected a string that ends in this line
+
+// Sizes are checked before a pass runs.
+// SIZE: flexc-opt: -p block_m expects a positive i32, got -3
+// FLAG: block_m expects a positive i32, got True
 
 tile.kernel @order(%x : f32 #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {

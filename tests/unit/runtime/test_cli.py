@@ -113,6 +113,40 @@ def test_refusals(
     assert not said.out
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(", "SyntaxError: '(' was never closed (broken.py, line 1)"),
+        ("x = 1\nimport no_such", "No module named 'no_such' ({path}:2)"),
+        ("1 / 0", "ZeroDivisionError: division by zero ({path}:1)"),
+    ],
+)
+def test_modules_that_do_not_load(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    assert main(["emit", f"{path}:f"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"flexc: cannot import '{path}': ")
+    assert message.format(path=path) in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "triton", "--dtype", "float64"], "on cuda, got torch.float64"),
+        (["--target", "triton", "--machine", "avx2"], "--machine has no meaning"),
+        (["--num-warps", "4"], "--num-warps has no meaning for --target cpp"),
+    ],
+)
+def test_options_of_other_targets(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["emit", "-", *options]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_a_score_mod_to_explain(mods: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{mods}:alibi", "--q-len", "8"]) == 1
     said = capsys.readouterr().err
