@@ -25,6 +25,7 @@ from flexc.runtime.explain import check_inputs, stand_ins, where
 from flexc.runtime.explain.blocks import DEAD, FULL, PARTIAL, Blocks, find_blocks
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.notes import Capture, are_still
+from flexc.runtime.inputs.options import BACKENDS
 from flexc.runtime.interface import OUTPUTS
 from flexc.runtime.process.recent import Recent
 
@@ -574,10 +575,10 @@ def plan(
             raise OptionError(f"plan expects {name} of 1 or more, got {size!r}")
     if H % kv_heads:
         raise OptionError(f"plan expects kv_heads to divide H = {H}, got {kv_heads}")
-    check_inputs(dtype, head_dim)
     if not isinstance(machine, Machine | None):
         raise OptionError(f"plan expects a Machine, got {machine!r}")
     place, backend = where(None, mask_mod, device)
+    check_inputs(dtype, head_dim, BACKENDS[backend].device)
     dims = head_dim, head_dim
     problem = Problem(B, H, kv_heads, dims, dtype, place, backend)
     if machine is None:

@@ -35,7 +35,7 @@ Top-level modules, `distributed` and `integrations` are free, but only these imp
 runtime:
 """
 
-MAY_IMPORT_RUNTIME = {"__init__", "cli", "distributed", "integrations"}
+MAY_IMPORT_RUNTIME = {"__init__", "cli", "distributed", "doctor", "integrations"}
 
 
 def _ids(path: Path) -> str:

@@ -30,6 +30,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.errors import UnsupportedOpError
+from flexc.passes.scalar.predicates import OPERATORS, predicate_of
 
 DTYPES = {
     "i1": "int1",
@@ -186,15 +187,12 @@ def negate(lang: Language, op: Operation, args: list[str]) -> str:
     return f"{args[0]} * -1.0"
 
 
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
-
 def compare_int(lang: Language, op: Operation, args: list[str]) -> str:
     assert isinstance(op, arith.CmpiOp)
-    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
-    if predicate in COMPARISONS:
-        return f"{args[0]} {COMPARISONS[predicate]} {args[1]}"
-    operator = COMPARISONS[predicate[1:]]
+    predicate = predicate_of(op)
+    if predicate in OPERATORS:
+        return f"{args[0]} {OPERATORS[predicate]} {args[1]}"
+    operator = OPERATORS[predicate[1:]]
     if predicate[0] == "u":
         args = [lang.unsigned(op.lhs.type, a) for a in args]
     elif op.lhs.type == i1:
@@ -206,7 +204,7 @@ def compare_int(lang: Language, op: Operation, args: list[str]) -> str:
 def compare_float(lang: Language, op: Operation, args: list[str]) -> str:
     """Spell a comparison of floats; Python's comparisons are ordered, except `!=`."""
     assert isinstance(op, arith.CmpfOp)
-    predicate = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
+    predicate = predicate_of(op)
     a, b = args
     is_nan = f"({a} != {a}) | ({b} != {b})"
     match predicate:
@@ -225,7 +223,7 @@ def compare_float(lang: Language, op: Operation, args: list[str]) -> str:
         case "one":
             return f"({a} < {b}) | ({a} > {b})"
         case _:
-            ordered = f"{a} {COMPARISONS[predicate[1:]]} {b}"
+            ordered = f"{a} {OPERATORS[predicate[1:]]} {b}"
             return ordered if predicate[0] == "o" else f"({ordered}) | {is_nan}"
 
 

@@ -37,7 +37,7 @@ from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.cpu.tile_overlap_products import early_ops, is_function
 from flexc.passes.cpu.tile_panel_maps import is_known_before
-from flexc.passes.scalar.canonicalization.site import predicate_of
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges.float_intervals import F32
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead

@@ -41,9 +41,8 @@ from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.mask_segments import growth, moves
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.formula import Leaf
-from flexc.passes.scalar.readable import Readable, infix, spell
-
-INVERSE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+from flexc.passes.scalar.predicates import OPERATORS, opposite, predicate_of
+from flexc.passes.scalar.readable import Readable, spell
 
 
 class RangeSpeller:
@@ -146,10 +145,10 @@ def spell_leaf(leaf: Leaf) -> str:
     op = leaf.value.owner
     if not leaf.negated:
         return text
-    operator = infix(op) if isinstance(op, arith.CmpiOp) else None
-    if isinstance(op, arith.CmpiOp) and operator is not None:
+    if isinstance(op, arith.CmpiOp):
         left, right = (Readable().spell(v) for v in op.operands)
-        return f"{left} {INVERSE[operator]} {right}"
+        operator = OPERATORS[opposite(predicate_of(op))[-2:]]
+        return f"{left} {operator} {right}"
     return f"not {text}"
 
 

@@ -30,6 +30,7 @@ from flexc.dialects.constants import float_constant, int_constant
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import element_of
 from flexc.dialects.tile.schedule import RoleOp
+from flexc.passes.scalar.predicates import exchanged, predicate_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import FULL, UNIFORM, Input, build_map
 
@@ -39,8 +40,8 @@ MOST_COLUMNS = 128
 ROOM = 1 << 62
 """A limit for 64-bit numbers that a mask compares with a column, but does not add."""
 
-FLIPPED = {"sge": "sle", "sle": "sge", "sgt": "slt", "slt": "sgt", "eq": "eq"}
-"""The predicates that bound a column, with their operands exchanged."""
+BOUNDING = ("sge", "sle", "sgt", "slt", "eq")
+"""The predicates that bound a column."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +142,16 @@ def bounds(op: tile.MapOp, condition: SSAValue) -> Sequence[Bound | Flag] | None
     compare = condition.owner
     if not isinstance(compare, arith.CmpiOp):
         return None
-    predicate = arith.CMPI_COMPARISON_OPERATIONS[compare.predicate.value.data]
+    predicate = predicate_of(compare)
     a, b = linear(op, compare.lhs), linear(op, compare.rhs)
-    if a is None or b is None or predicate not in FLIPPED:
+    if a is None or b is None or predicate not in BOUNDING:
         return None
     if not all(side.is_exact or not side.column for side in (a, b)):
         return None
     difference = a.plus(b, -1)
     match difference.column:
         case -1:
-            at, predicate = replace(difference, column=0), FLIPPED[predicate]
+            at, predicate = replace(difference, column=0), exchanged(predicate)
         case 1:
             at = Linear().plus(replace(difference, column=0), -1)
         case _:

@@ -28,6 +28,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile.schedule import RoleOp
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 HOLDS_BEFORE = {"slt": True, "sge": False}
@@ -38,7 +39,7 @@ def comparisons(loop: scf.ForOp) -> Iterator[arith.CmpiOp]:
     """Yield the ops that compare the iteration with a value from outside the loop."""
     for op in loop.body.block.ops:
         if isinstance(op, arith.CmpiOp) and op.lhs is loop.body.block.args[0]:
-            predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+            predicate = predicate_of(op)
             if predicate in HOLDS_BEFORE and not loop.is_ancestor(op.rhs.owner):
                 yield op
 
@@ -59,7 +60,7 @@ def settle_comparisons(loop: scf.ForOp, bound: SSAValue, is_before: bool) -> Non
     for op in list(comparisons(loop)):
         if op.rhs is not bound:
             continue
-        predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+        predicate = predicate_of(op)
         holds = HOLDS_BEFORE[predicate] == is_before
         for branch in [use.operation for use in op.result.uses]:
             if isinstance(branch, scf.IfOp):

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import IntegerAttr, i1
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects.mod_region import yielded
+from flexc.passes.scalar.predicates import predicate_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def formula_of(value: SSAValue, negated: bool = False) -> Formula:
 
 def _equality(op: arith.CmpiOp) -> bool | None:
     """Return True for an equality test, False for an inequality test, else None."""
-    name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    name = predicate_of(op)
     return {"eq": True, "ne": False}.get(name)
 
 

@@ -19,6 +19,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import yielded
+from flexc.passes.scalar.predicates import OPERATORS, predicate_of
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
@@ -51,8 +52,6 @@ PRINTED_CASTS = (
     arith.ExtUIOp,
     arith.TruncIOp,
 )
-
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def describe(region: Region) -> str:
@@ -111,13 +110,9 @@ def constant(op: arith.ConstantOp) -> str:
 
 def infix(op: Operation) -> str | None:
     """Return the operator of an op that is written between its operands, else None."""
-    if isinstance(op, arith.CmpiOp):
-        name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
-    elif isinstance(op, arith.CmpfOp):
-        name = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
-    else:
-        return INFIX.get(type(op))
-    return COMPARISONS.get(name[-2:])
+    if isinstance(op, arith.CmpiOp | arith.CmpfOp):
+        return OPERATORS.get(predicate_of(op)[-2:])
+    return INFIX.get(type(op))
 
 
 FUNCTIONS: dict[type[Operation], str] = {

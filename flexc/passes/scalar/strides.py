@@ -22,6 +22,7 @@ from xdsl.ir import Operation, OpResult, Region, SSAValue
 from flexc.dialects import tile
 from flexc.dialects.constants import float_constant, int_constant
 from flexc.dialects.mod_region import yielded
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
@@ -233,7 +234,7 @@ def _chosen(op: arith.SelectOp, strides: Strides, numbers: Numbers) -> Stride | 
 
 
 def _compared(op: arith.CmpiOp, strides: Strides, numbers: Numbers) -> Stride | None:
-    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    predicate = predicate_of(op)
     if predicate in ("eq", "ne"):
         return INVARIANT if strides[0].step == strides[1].step else None
     if predicate[0] == "u" and not all(map(numbers.is_nonnegative, op.operands)):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import flexc
-from flexc import cli
+from flexc import doctor
 from flexc.cli import main, parser
 from flexc.runtime.process.cache import cache_dir, store
 
@@ -252,7 +252,7 @@ def test_doctor_says_what_is_missing(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert re.search("^compiler +none: .*needs a C\\+\\+ compiler", said, re.MULTILINE)
@@ -267,11 +267,11 @@ def test_doctor_names_packages_to_install(
     """Without torch there is nothing to try."""
 
     def version(package: str) -> str:
-        return cli.MISSING if package in ("torch", "xdsl") else "1.0"
+        return doctor.MISSING if package in ("torch", "xdsl") else "1.0"
 
     needs = ["torch>=2.11", "xdsl==0.74.0", 'torch-other; extra == "test"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: needs)
-    monkeypatch.setattr(cli, "_version", version)
+    monkeypatch.setattr(doctor, "_version", version)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out

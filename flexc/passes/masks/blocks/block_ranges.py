@@ -23,6 +23,7 @@ from flexc.passes.masks.blocks.emitted_floats import FloatCode, FloatEnds, is_fl
 from flexc.passes.masks.blocks.emitted_integers import WHOLE, Ends, Flags, Wide
 from flexc.passes.scalar.canonicalization.site import is_integer
 from flexc.passes.scalar.copier import Copier
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.ranges.intervals import Interval, Truth
@@ -284,11 +285,11 @@ class BlockRanges:
             case arith.XOrIOp():
                 return self._differ(self.truth(op.lhs), self.truth(op.rhs))
             case arith.CmpiOp() if op.lhs.type != i1:
-                name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+                name = predicate_of(op)
                 a, b = self.integer(op.lhs), self.integer(op.rhs)
                 return self.integers.compare_by(name, a, b)
             case arith.CmpfOp():
-                name = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
+                name = predicate_of(op)
                 a, b = self.float(op.lhs), self.float(op.rhs)
                 return self.floats.compare_by(name, a, b)
             case _:

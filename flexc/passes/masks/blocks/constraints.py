@@ -8,7 +8,7 @@ then bounded by interval arithmetic.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from math import gcd
 from typing import Literal
 
 from xdsl.dialects import arith
@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import i1
 from xdsl.ir import SSAValue
 
 from flexc.passes.scalar.formula import AllOf, AnyOf, Formula, Leaf, formula_of
+from flexc.passes.scalar.predicates import opposite, predicate_of
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.variation import (
     NOTHING,
@@ -132,14 +133,14 @@ class Constraints:
         op = leaf.value.owner
         if not isinstance(op, arith.CmpiOp) or op.lhs.type == i1:
             return None
-        name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+        name = predicate_of(op)
         if name[0] == "u":
             ranges = [self.facts.ranges[v] for v in op.operands]
             if not all(r.is_nonnegative for r in ranges):
                 return None
         name = name if name in ("eq", "ne") else name[1:]
         if leaf.negated:
-            name = NEGATED[name]
+            name = opposite(name)
         a, b = (self.facts.linear(v) for v in op.operands)
         test, difference = _against_zero(name, a - b)
         return self._split(test, difference, MAX_CHOICES)
@@ -289,8 +290,6 @@ class Constraints:
 Option = tuple[Condition, Linear]
 Options = tuple[Option, Option, Literal["min", "max"] | None]
 
-NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
-
 
 def _against_zero(name: str, difference: Linear) -> tuple[Test, Linear]:
     """Return an equivalent comparison of a form with 0, by `le`, `eq` or `ne`."""
@@ -327,7 +326,7 @@ def bound(test: Test, terms: Terms, shift: Linear) -> Condition:
     """Return a bound of terms, divided by their common divisor if this is exact."""
     form, sign = oriented(terms)
     kind, limit = _limit(test, sign, shift)
-    common = reduce(_gcd, (f for _, f in form), 0)
+    common = gcd(*(f for _, f in form))
     if common == 1 or limit.terms:
         return Bound(form, kind, limit)
     divided = tuple((v, f // common) for v, f in form)
@@ -336,7 +335,3 @@ def bound(test: Test, terms: Terms, shift: Linear) -> Condition:
         return Some(()) if kind == "eq" else Every(())
     up = kind == "ge" and rest != 0
     return Bound(divided, kind, Linear(const=quotient + up))
-
-
-def _gcd(a: int, b: int) -> int:
-    return abs(a) if b == 0 else _gcd(b, a % b)

@@ -33,6 +33,7 @@ from flexc.passes.masks.bounds.terms import (
     Term,
     joined,
 )
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo
 from flexc.passes.scalar.ranges.intervals import Interval, full
@@ -244,7 +245,7 @@ def _largest_divisor(facts: Facts, value: SSAValue) -> int | None:
 
 def varies(op: arith.CmpiOp, period: int, number: int) -> bool:
     """Return True if a comparison with a number holds for some remainders only."""
-    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    predicate = predicate_of(op)
     remainders = intervals.Interval(0, period - 1)
     return intervals.compare(predicate, remainders, intervals.point(number)) is None
 

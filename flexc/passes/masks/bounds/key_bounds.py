@@ -56,13 +56,10 @@ from flexc.passes.masks.bounds.terms import (
     negate,
 )
 from flexc.passes.scalar.formula import Leaf, alternatives, formula_of
+from flexc.passes.scalar.predicates import exchanged, opposite, predicate_of
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
 from flexc.passes.scalar.variation import PAIR, Along, Linear
-
-NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
-
 
 MAX_CASES = 4
 """The maximum number of alternatives of the condition of an integer select."""
@@ -89,7 +86,7 @@ class Solver:
                 raise Unsolvable
             predicate = self.signed_predicate(value.owner)
             if leaf.negated:
-                predicate = NEGATED[predicate]
+                predicate = opposite(predicate)
             return self.compare(predicate, value.owner.lhs, value.owner.rhs)
         except (Unsolvable, NotMonotonic):
             return [[self.skipped(leaf)]]
@@ -109,7 +106,7 @@ class Solver:
         """
         if op.lhs.type == i1:
             raise Unsolvable
-        name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+        name = predicate_of(op)
         if name[0] == "u":
             ranges = self.facts.ranges
             if not all(ranges[v].is_nonnegative for v in op.operands):
@@ -127,7 +124,7 @@ class Solver:
             case "ne":
                 return [*self.compare("lt", a, b), *self.compare("gt", a, b)]
             case "gt" | "ge":
-                return self.compare(SWAPPED[predicate], b, a)
+                return self.compare(exchanged(predicate), b, a)
             case _:
                 return self.less(a, b, strict=predicate == "lt")
 

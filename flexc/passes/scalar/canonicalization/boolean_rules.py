@@ -11,27 +11,8 @@ from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects.constants import int_constant
-from flexc.passes.scalar.canonicalization.site import (
-    Rule,
-    Site,
-    defined_by,
-    float_predicate_of,
-    negated,
-    predicate_of,
-)
-
-INVERSE = {
-    "eq": "ne",
-    "ne": "eq",
-    "slt": "sge",
-    "sge": "slt",
-    "sle": "sgt",
-    "sgt": "sle",
-    "ult": "uge",
-    "uge": "ult",
-    "ule": "ugt",
-    "ugt": "ule",
-}
+from flexc.passes.scalar.canonicalization.site import Rule, Site, defined_by, negated
+from flexc.passes.scalar.predicates import exchanged, opposite, predicate_of
 
 
 def is_complement(p: SSAValue, q: SSAValue) -> bool:
@@ -41,7 +22,7 @@ def is_complement(p: SSAValue, q: SSAValue) -> bool:
     a, b = defined_by(p, arith.CmpiOp), defined_by(q, arith.CmpiOp)
     if a is None or b is None or (a.lhs, a.rhs) != (b.lhs, b.rhs):
         return False
-    return INVERSE[predicate_of(a)] == predicate_of(b)
+    return opposite(predicate_of(a)) == predicate_of(b)
 
 
 def complement(op: Operation, site: Site) -> SSAValue | None:
@@ -91,7 +72,7 @@ def negate_comparison(op: Operation, site: Site) -> SSAValue | None:
     test = defined_by(p, arith.CmpiOp)
     if test is None or negated(op.results[0]) is None:
         return None
-    return site.insert(arith.CmpiOp(test.lhs, test.rhs, INVERSE[predicate_of(test)]))
+    return site.insert(arith.CmpiOp(test.lhs, test.rhs, opposite(predicate_of(test))))
 
 
 def select_known(op: Operation, site: Site) -> SSAValue | None:
@@ -159,19 +140,10 @@ def select_equal(op: Operation, site: Site) -> SSAValue | None:
             return None
 
 
-SWAPPED = {"l": "g", "g": "l"}
-
 REFLEXIVE = ("eq", "sle", "sge", "ule", "uge")
 
 TRUE_OF_EQUALS = ("true", "ueq", "uge", "ule")
 FALSE_OF_EQUALS = ("false", "one", "ogt", "olt")
-
-
-def swapped(predicate: str) -> str:
-    """Return the predicate for exchanged operands."""
-    if predicate in ("eq", "ne"):
-        return predicate
-    return predicate[0] + SWAPPED[predicate[1]] + predicate[2]
 
 
 def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
@@ -179,7 +151,7 @@ def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
     assert isinstance(op, arith.CmpiOp)
     if int_constant(op.lhs) is None or int_constant(op.rhs) is not None:
         return None
-    return site.insert(arith.CmpiOp(op.rhs, op.lhs, swapped(predicate_of(op))))
+    return site.insert(arith.CmpiOp(op.rhs, op.lhs, exchanged(predicate_of(op))))
 
 
 def compare_equals(op: Operation, site: Site) -> SSAValue | None:
@@ -238,7 +210,7 @@ def compare_extended(op: Operation, site: Site) -> SSAValue | None:
 def compare_equal_floats(op: Operation, site: Site) -> SSAValue | None:
     """Rewrite comparisons of x with itself whose result does not depend on NaN."""
     assert isinstance(op, arith.CmpfOp)
-    predicate = float_predicate_of(op)
+    predicate = predicate_of(op)
     if predicate in ("true", "false"):
         return site.flag(predicate == "true")
     if op.lhs is not op.rhs:

@@ -16,12 +16,8 @@ from xdsl.dialects.builtin import FloatAttr, IntegerType, f32, f64, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.dialects.constants import float_constant, int_constant, nearest
-from flexc.passes.scalar.canonicalization.site import (
-    Rule,
-    Site,
-    defined_by,
-    float_predicate_of,
-)
+from flexc.passes.scalar.canonicalization.site import Rule, Site, defined_by
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import point
 from flexc.passes.scalar.ranges.value_ranges import width_of
@@ -187,7 +183,7 @@ def fold_float_comparison(op: Operation, site: Site) -> SSAValue | None:
     a, b = float_constant(op.lhs), float_constant(op.rhs)
     if a is None or b is None:
         return None
-    return site.flag(compare_floats(float_predicate_of(op), a, b))
+    return site.flag(compare_floats(predicate_of(op), a, b))
 
 
 Extension = arith.ExtSIOp | arith.ExtUIOp

@@ -19,8 +19,8 @@ from flexc.passes.scalar.canonicalization.site import (
     constant_to_the_right,
     defined_by,
     power_of_two,
-    predicate_of,
 )
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
 

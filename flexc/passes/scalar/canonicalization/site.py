@@ -74,14 +74,6 @@ def negated(value: SSAValue) -> SSAValue | None:
     return op.lhs
 
 
-def predicate_of(op: arith.CmpiOp) -> str:
-    return arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
-
-
-def float_predicate_of(op: arith.CmpfOp) -> str:
-    return arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
-
-
 def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
     """Rewrite c + x -> x + c, for all ops that commute."""
     lhs, rhs = op.operands

@@ -23,6 +23,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval, full, point
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
@@ -114,7 +115,7 @@ def _compares(value: SSAValue, predicate: str, of: SSAValue) -> bool:
     op = value.owner
     return (
         isinstance(op, arith.CmpiOp)
-        and arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data] == predicate
+        and predicate_of(op) == predicate
         and op.lhs is of
         and int_constant(op.rhs) == 0
     )

@@ -17,6 +17,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.constants import to_signed
 from flexc.dialects.mod_region import NonNegative
+from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval
 
@@ -101,7 +102,7 @@ class ValueRanges:
                 return intervals.full(width)
 
     def _compare(self, op: arith.CmpiOp) -> Interval:
-        predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+        predicate = predicate_of(op)
         decided = intervals.compare(predicate, self[op.lhs], self[op.rhs])
         if decided is None:
             return intervals.full(1)
