@@ -41,9 +41,9 @@ from flexc.distributed.ranks import (
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.distributed.shared_memory import way
 from flexc.distributed.transfers import (
-    Coming,
+    PendingTransfer,
     Pieces,
-    arrive,
+    finish,
     gather,
     join,
     pieces_of,
@@ -463,13 +463,13 @@ def _by_heads(
     pieces = pieces_of(group, layouts, operands, key.size(1) // size)
     shares = [t.unflatten(1, (size, -1)) for t in operands]
     wholes = Pieces(pieces), Pieces(pieces)
-    leaving: list[Coming] = []
-    for i, coming in enumerate(to_heads(group, layouts, shares, pieces)):
+    leaving: list[PendingTransfer] = []
+    for i, pending in enumerate(to_heads(group, layouts, shares, pieces)):
         first = parts.rank * heads + i * heads // pieces
-        found: Any = arrive(coming)
+        found: Any = finish(pending)
         out, lse = _attend(found, mods.moved(head=first), rest)
         leaving += to_tokens(group, parts.queries, (out, lse[..., None]), wholes, i)
-    arrived = arrive(leaving)
+    arrived = finish(leaving)
     out, lse = (join(x).flatten(1, 2) for x in (arrived[::2], arrived[1::2]))
     return out, lse[..., 0]
 

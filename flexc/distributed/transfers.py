@@ -1,7 +1,7 @@
-"""Transfers: moves of tensors' rows, in messages or read from other GPUs' memory.
+"""Transfers: moves of tensors' rows, in messages or copied from other GPUs' memory.
 
-A tensor departs and arrives, so that others move or are computed in between. Transfers
-have derivatives of every order.
+A transfer is started and finished, so that others move or are computed in between.
+Transfers have derivatives of every order.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Transfer:
     piece: tuple[Pieces, int] | None = None
     """The place and index of a piece, where a tensor has shares."""
     rows: Tensor | None = None
-    """The result, between departure and arrival."""
+    """The result, between start and finish."""
     wait: Callable[[], None] | None = None
-    """Lets what comes after wait for rows that are on their way."""
+    """Makes later work on the device wait for rows that are still being copied."""
 
     @property
     def index(self) -> int:
@@ -80,7 +80,7 @@ class Transfer:
         return Transfer(self.group, self.moves.back, self.piece)
 
     def place(self, own: Tensor) -> Tensor:
-        """Return where rows arrive that are read."""
+        """Return the tensor into which rows of other ranks are copied."""
         # Heads first: copies between GPUs are of many neighbouring bytes.
         make = partial(self.moves.result, own, True)
         if self.piece is None or not self.moves.after.has_shares:
@@ -88,7 +88,7 @@ class Transfer:
         pieces, index = self.piece
         return pieces.take(index, make)
 
-    def arrive(self) -> Tensor:
+    def finish(self) -> Tensor:
         """Return the result, which later work on the device finds complete."""
         if self.wait:
             self.wait()
@@ -97,14 +97,14 @@ class Transfer:
         return found
 
 
-def depart(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
-    """Begin transfers of one group. Sums are rounded once."""
+def start(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
+    """Start the transfers of tensors within one group. Sums are rounded once."""
     group, device = transfers[0].group, tensors[0].device
     pairs = list(zip(transfers, tensors, strict=True))
     sizes = [_aligned(t.moves.most_bytes(own)) for t, own in pairs]
     if memory := memory_of(group, device, sum(sizes)):
-        starts = accumulate(sizes, initial=0)
-        given = [(*pair, start) for pair, start in zip(pairs, starts, strict=False)]
+        offsets = accumulate(sizes, initial=0)
+        given = [(*pair, at) for pair, at in zip(pairs, offsets, strict=False)]
         # Transfers of shares come after those to heads, which found ended ranks.
         with memory.in_turn(is_first=not transfers[0].moves.after.has_shares):
             for _, some in groupby(given, key=lambda x: x[0].index):
@@ -117,30 +117,31 @@ def depart(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
 
 
 def _read(given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory) -> None:
-    """Show the others this rank's rows, from a byte of its memory on, and read theirs.
+    """Show this rank's rows to the others, and start to copy theirs.
 
-    They are read beside what comes after, but for sums.
+    Each tensor is shown from a byte of shared memory on. Copies run beside later work,
+    except where rows are added.
     """
-    for transfer, own, start in given:
+    for transfer, own, offset in given:
         m = transfer.moves
-        shown = _shown(memory, m, m.rank, own, start)
+        shown = _shown(memory, m, m.rank, own, offset)
         pieces = (m.before.pieces_of_others(t, m.rank) for t in (shown, own))
         for place, piece in zip(*pieces, strict=True):
             copy(place, piece)
     memory.fence()
     results = [transfer.place(own) for transfer, own, _ in given]
     with memory.beside():
-        for (transfer, own, start), found in zip(given, results, strict=True):
+        for (transfer, own, offset), found in zip(given, results, strict=True):
             m = transfer.moves
             key = m, own.shape, own.dtype, found.stride()
-            make = partial(_blocks, memory, m, own, start, found)
-            # Within a tuple: that the driver copies none is kept, too.
+            make = partial(_blocks, memory, m, own, offset, found)
+            # In a tuple, so that None is kept too.
             (blocks,) = memory.copies.get(key, lambda make=make: (make(),))
             if blocks is not None:
-                memory.read(blocks, found, start)
+                memory.read(blocks, found, offset)
                 continue
             for rank in m.others:
-                shown = _shown(memory, m, rank, own, start)
+                shown = _shown(memory, m, rank, own, offset)
                 m.put(found, rank, m.sides[rank][0].pieces(shown, m.rank))
         wait = memory.arrival(results)
     for (transfer, own, _), found in zip(given, results, strict=True):
@@ -152,16 +153,17 @@ def _read(given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory) -
 
 
 def _blocks(
-    memory: SharedMemory, moves: Moves, own: Tensor, start: int, found: Tensor
+    memory: SharedMemory, moves: Moves, own: Tensor, offset: int, found: Tensor
 ) -> list[tuple[int, Block]] | None:
-    """Return the blocks that are read from each rank, from the start of what it shows
-    to the start of the result, or None if the driver cannot copy them.
+    """Return the blocks to copy, each with its rank, or None if the driver cannot.
+
+    Their places count from the beginnings of the tensor shown and of the result.
     """
     if moves.adds:
         return None
     result: list[tuple[int, Block]] = []
     for rank in moves.others:
-        shown = _shown(memory, moves, rank, own, start)
+        shown = _shown(memory, moves, rank, own, offset)
         pieces = moves.sides[rank][0].pieces(shown, moves.rank)
         places = moves.after.pieces(found, rank)
         for place, piece in zip(places, pieces, strict=True):
@@ -179,11 +181,11 @@ def _blocks(
 
 
 def _shown(
-    memory: SharedMemory, moves: Moves, rank: int, own: Tensor, start: int
+    memory: SharedMemory, moves: Moves, rank: int, own: Tensor, offset: int
 ) -> Tensor:
-    """Return the tensor that a rank shows."""
+    """Return the tensor that a rank shows in shared memory."""
     rows = moves.sides[rank][0].rows
-    return memory.rows_of(rank, start, (rows, *own.shape[1:]), own.dtype)
+    return memory.rows_of(rank, offset, (rows, *own.shape[1:]), own.dtype)
 
 
 def _send(
@@ -191,7 +193,7 @@ def _send(
 ) -> None:
     """Exchange messages, one with each other rank for each tensor.
 
-    Rows that are neighbours in a result arrive there.
+    A message whose rows are neighbours in a result is received there.
     """
     ops: list[dist.P2POp] = []
     arrived: list[tuple[Moves, Tensor, int, Sequence[Tensor]]] = []
@@ -229,11 +231,11 @@ def _part_of_message(m: Moves, own: Tensor, found: Tensor, rank: int) -> Tensor:
     return own.new_empty((count(after.runs[rank]), *shape))
 
 
-class Departed(torch.autograd.Function):
-    """Tokens, without elements, of tensors on their way to other ranks.
+class StartTransfers(torch.autograd.Function):
+    """Start transfers of tensors. Return a handle for each, a tensor without elements.
 
-    Those of tensors without a gradient have none, so that none is computed and moved
-    back for them.
+    The handle of a tensor without a gradient has none either, so that none is computed
+    and moved back.
     """
 
     @staticmethod
@@ -241,34 +243,34 @@ class Departed(torch.autograd.Function):
         ctx: Any, transfers: Sequence[Transfer], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.transfers = transfers
-        depart(transfers, tensors)
+        start(transfers, tensors)
         return _results(ctx, [t.new_empty(0) for t in tensors])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
-        return None, *_derived(Arrived, ctx.transfers, grads)
+        return None, *_derived(FinishTransfers, ctx.transfers, grads)
 
 
-class Arrived(torch.autograd.Function):
-    """The rows of tensors that have arrived, given their tokens."""
+class FinishTransfers(torch.autograd.Function):
+    """Return the results of transfers, given their handles."""
 
     @staticmethod
     def forward(
-        ctx: Any, transfers: Sequence[Transfer], *tokens: Tensor
+        ctx: Any, transfers: Sequence[Transfer], *handles: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.transfers = transfers
         # Not views, which callers of a function with several results may not change.
-        return _results(ctx, [t.arrive().data for t in transfers])
+        return _results(ctx, [t.finish().data for t in transfers])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
-        # A backward needs the gradients of what arrived last first.
-        found = _derived(Departed, ctx.transfers[::-1], grads[::-1])
+        # The gradients that a backward needs first are those of the last tensors.
+        found = _derived(StartTransfers, ctx.transfers[::-1], grads[::-1])
         return None, *reversed(found)
 
 
 def _results(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return results; those of tensors without a gradient have none."""
+    """Return results, without a gradient where the tensor has none."""
     ctx.set_materialize_grads(False)
     needs = zip(found, ctx.needs_input_grad[1:], strict=True)
     ctx.mark_non_differentiable(*(rows for rows, need in needs if not need))
@@ -278,7 +280,7 @@ def _results(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _derived(
     function: Any, transfers: Sequence[Transfer], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Apply a function to the gradients that there are."""
+    """Apply a function to the gradients that are not None."""
     given = [g for g in grads if g is not None]
     pairs = zip(transfers, grads, strict=True)
     back = [t.back for t, g in pairs if g is not None]
@@ -299,7 +301,7 @@ class Cut(torch.autograd.Function):
 
 
 class Joined(torch.autograd.Function):
-    """The tensor of pieces of heads, which are not copied if they lie as in it."""
+    """Join pieces of heads. Nothing is copied if they lie in one tensor in order."""
 
     @staticmethod
     def forward(ctx: Any, *pieces: Tensor) -> Tensor:
@@ -323,17 +325,17 @@ class Joined(torch.autograd.Function):
         return Cut.apply(grad, ctx.count)
 
 
-class Coming(NamedTuple):
-    """A tensor on its way to this rank."""
+class PendingTransfer(NamedTuple):
+    """A transfer that was started, and its handle."""
 
     transfer: Transfer
-    token: Tensor
+    handle: Tensor
 
 
-def arrive(coming: Sequence[Coming]) -> list[Tensor]:
-    """Return tensors (B, H, S, D) that have arrived."""
-    transfers, tokens = zip(*coming, strict=True)
-    found: Any = Arrived.apply(transfers, *tokens)
+def finish(pending: Sequence[PendingTransfer]) -> list[Tensor]:
+    """Return the results (B, H, S, D) of transfers."""
+    transfers, handles = zip(*pending, strict=True)
+    found: Any = FinishTransfers.apply(transfers, *handles)
     return [rows.movedim(0, -2) for rows in found]
 
 
@@ -345,10 +347,11 @@ def gather(
 ) -> list[Tensor]:
     """Return the tokens of all ranks in order, given those of this one.
 
-    Or from the first that this rank needs to the last, given the needs of all ranks.
+    Given the `needs` of all ranks, return those from the first to the last token that
+    this rank needs.
     """
     moves = moves_to_gather(layout, dist.get_rank(group), needs and tuple(needs))
-    return arrive(_departed([Transfer(group, moves) for _ in tensors], tensors))
+    return finish(_started([Transfer(group, moves) for _ in tensors], tensors))
 
 
 def to_heads(
@@ -356,11 +359,11 @@ def to_heads(
     layouts: Sequence[Layout],
     tensors: Sequence[Tensor],
     pieces: int,
-) -> list[list[Coming]]:
-    """Let all tokens of this rank's share of the heads come, given its own tokens.
+) -> list[list[PendingTransfer]]:
+    """Start the all-to-all that gives each rank all tokens of its share of the heads.
 
-    Tensors are (B, n, H, S, D), with a share for each of n ranks. They come in pieces
-    of the heads.
+    Tensors are (B, n, H, S, D), with a share of the heads for each of n ranks. Return
+    the transfers of each piece of the heads.
     """
     wholes = [Pieces(pieces) for _ in tensors]
     moves = [moves_to_heads(layout, dist.get_rank(group)) for layout in layouts]
@@ -370,8 +373,8 @@ def to_heads(
         for i in range(pieces)
         for m, whole, some in zip(moves, wholes, cut, strict=True)
     ]
-    coming = _departed(*zip(*given, strict=True))
-    return [coming[i : i + len(tensors)] for i in range(0, len(coming), len(tensors))]
+    pending, count = _started(*zip(*given, strict=True)), len(tensors)
+    return [pending[i : i + count] for i in range(0, len(pending), count)]
 
 
 def to_tokens(
@@ -380,11 +383,14 @@ def to_tokens(
     tensors: Sequence[Tensor],
     wholes: Sequence[Pieces],
     index: int,
-) -> list[Coming]:
-    """Let all shares of this rank's tokens come, given a piece of its own share."""
+) -> list[PendingTransfer]:
+    """Start the all-to-all that gives each rank all heads of its tokens.
+
+    Tensors are one piece of this rank's share of the heads.
+    """
     moves = moves_to_heads(layout, dist.get_rank(group)).back
     transfers = [Transfer(group, moves, (whole, index)) for whole in wholes]
-    return _departed(transfers, tensors)
+    return _started(transfers, tensors)
 
 
 def pieces_of(
@@ -407,10 +413,13 @@ def pieces_of(
     return gcd(heads, 2)
 
 
-def _departed(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> list[Coming]:
-    """Let the tokens of tensors (B, H, S, D) depart."""
-    tokens: Any = Departed.apply(transfers, *(t.movedim(-2, 0) for t in tensors))
-    return [Coming(*pair) for pair in zip(transfers, tokens, strict=True)]
+def _started(
+    transfers: Sequence[Transfer], tensors: Sequence[Tensor]
+) -> list[PendingTransfer]:
+    """Start the transfers of tensors (B, H, S, D)."""
+    rows = (t.movedim(-2, 0) for t in tensors)
+    handles: Any = StartTransfers.apply(transfers, *rows)
+    return [PendingTransfer(*pair) for pair in zip(transfers, handles, strict=True)]
 
 
 def join(pieces: Sequence[Tensor]) -> Tensor:

@@ -778,13 +778,13 @@ def test_gradients_that_nobody_needs_do_not_move(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     moved: list[int] = []
-    depart = transfers.depart
+    start = transfers.start
 
     def counted(given: Any, tensors: Sequence[Tensor]) -> None:
         moved.append(len(tensors))
-        depart(given, tensors)
+        start(given, tensors)
 
-    monkeypatch.setattr(transfers, "depart", counted)
+    monkeypatch.setattr(transfers, "start", counted)
     x = torch.randn(1, 2, 16, 8)
     key = x.clone().requires_grad_()
     out: Any = context_parallel_attention(x, key, x, mesh=alone, method=method)  # pyright: ignore
