@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.transforms.canonicalize import CanonicalizePass
+from xdsl.transforms.common_subexpression_elimination import (
+    CommonSubexpressionElimination,
+)
 from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPass
 
 from flexc.passes.blocksparse.blocksparse_merge_segments import (
@@ -76,7 +83,6 @@ from flexc.passes.targets.target import (
     Tanh,
     Target,
 )
-from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
 from flexc.passes.tile.captured_loads import TileExpandCapturesPass, TileReadInPlacePass
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMathPass
@@ -92,7 +98,18 @@ from flexc.universe import Passes, Pipeline, run
 
 __all__ = ["Passes", "run"]
 
-TIDY: Passes = (TidyCanonicalizePass(), TidyCsePass())
+
+@dataclass(frozen=True)
+class Canonicalize(CanonicalizePass):
+    """xDSL's pass, given the dialect of the constants that ops are folded to."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if ctx.get_optional_dialect(arith.Arith.name) is None:
+            ctx.load_dialect(arith.Arith)
+        super().apply(ctx, op)
+
+
+TIDY: Passes = (Canonicalize(), CommonSubexpressionElimination())
 """Passes that drop unused and duplicate ops."""
 
 
@@ -276,7 +293,7 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         TileStreamProductsPass(machine),
         TileRegisterProductsPass(machine),
         # Products of the same rows read the same copy.
-        TidyCsePass(),
+        CommonSubexpressionElimination(),
         TileAddProductsPass(machine),
         # After common ops are removed, as scores are computed in two places.
         TileEarlyWeightsPass(),

@@ -70,7 +70,7 @@ def _imported_areas(path: Path) -> set[str]:
 
 
 ROOMS = {
-    "passes": ("tidy targets scalar tile masks flex blocksparse hopper cpu pipelines"),
+    "passes": ("targets scalar tile masks flex blocksparse hopper cpu pipelines"),
     "runtime": (
         "process inputs tapes interpreters kernels replay planner attention autograd "
         "growing call_plans interception torch_compile interface varlen kv_cache "

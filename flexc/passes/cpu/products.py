@@ -63,6 +63,7 @@ from xdsl.pattern_rewriter import (
     op_type_rewrite_pattern,
 )
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
@@ -79,7 +80,6 @@ from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName, power_of_2_up_to
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.tile_access import element_width, is_zeros
 
 
@@ -327,7 +327,7 @@ class TileRegisterProductsPass(ModulePass):
         PatternRewriteWalker(
             DotInRegisters(machine), apply_recursively=False
         ).rewrite_module(op)
-        erase_dead(op.body)
+        region_dce(op.body)
 
 
 AHEAD = 1 << 13
@@ -451,7 +451,7 @@ class TileStreamProductsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pattern = DotOfStream(MACHINES[self.machine])
         PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
-        erase_dead(op.body)
+        region_dce(op.body)
 
 
 @dataclass(frozen=True)

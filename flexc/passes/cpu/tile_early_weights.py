@@ -30,6 +30,7 @@ from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.dialects.constants import float_constant, int_constant
@@ -40,7 +41,6 @@ from flexc.passes.cpu.tile_panel_maps import is_known_before
 from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges.float_intervals import F32
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, ROW, UNIFORM, build_row_map
 
 AHEAD = 16.0
@@ -410,4 +410,4 @@ class TileEarlyWeightsPass(ModulePass):
         for choice in [o for o in op.walk() if isinstance(o, tile.MapOp)]:
             if (early := EarlyWeights.at(choice)) is not None:
                 early.hoist()
-        erase_dead(op.body)
+        region_dce(op.body)

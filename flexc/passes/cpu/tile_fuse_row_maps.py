@@ -15,10 +15,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.passes.cpu.tile_panel_maps import is_known_before, joined
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import is_wide
 
 
@@ -91,7 +91,7 @@ class TileFuseRowMapsPass(ModulePass):
     name = "tile-fuse-row-maps"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        erase_dead(op.body)
+        region_dce(op.body)
         for inner in list(op.walk()):
             if not isinstance(inner, tile.PanelMapOp | tile.MapOp):
                 for region in inner.regions:

@@ -37,13 +37,13 @@ from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import flex, tile
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import shape_of
 from flexc.passes.scalar.copier import sources_of
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, variance
 from flexc.passes.tile.tile_split_maps import carry, slice_of
 
@@ -153,7 +153,7 @@ class TileOverlapProductsPass(ModulePass):
                 if isinstance(reader, tile.PanelMapOp) and (ops := ops_beside(reader)):
                     overlap(loop, reader, ops)
                     break
-        erase_dead(op.body)
+        region_dce(op.body)
 
 
 @dataclass(frozen=True)

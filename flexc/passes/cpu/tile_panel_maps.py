@@ -34,11 +34,11 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, bf16, f32, i1
 from xdsl.ir import Block, Operation, Region, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import flex, tile
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import LOOPS, Loop, element_of, shape_of
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import FULL, Span, is_wide, variance
 
 
@@ -445,7 +445,7 @@ class TilePanelMapsPass(ModulePass):
                     if not isinstance(inner, tile.PanelMapOp | tile.MapOp):
                         for block in region.blocks:
                             fuse(block)
-        erase_dead(op.body)
+        region_dce(op.body)
 
 
 _CONSTANT_PREDICATES = (0, 15)

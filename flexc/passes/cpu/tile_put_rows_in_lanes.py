@@ -36,13 +36,13 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.tile_values import Dim, TileDims, defined_by, rank
 
 
@@ -254,4 +254,4 @@ class TilePutRowsInLanesPass(ModulePass):
             block = kernel.body.block
             split_constants(block)
             LaneRewriter(block, RowTiles(block, MACHINES[self.machine])).run()
-        erase_dead(op.body)
+        region_dce(op.body)

@@ -37,6 +37,7 @@ from xdsl.pattern_rewriter import (
     op_type_rewrite_pattern,
 )
 from xdsl.rewriter import InsertPoint
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.dialects.flex import element_type
@@ -45,7 +46,6 @@ from flexc.dialects.tile import PairsAttr, TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
-from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import build_map
 
 
@@ -161,7 +161,7 @@ class TilePackOperandsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         rewrite(op, PackProduct(MACHINES[self.machine]))
         rewrite(op, IdentityMap())
-        erase_dead(op.body)
+        region_dce(op.body)
 
 
 class WidenProduct(RewritePattern):
@@ -214,7 +214,7 @@ class TileWidenFloatsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         rewrite(op, WidenProduct(), StoreUnrounded())
         rewrite(op, IdentityMap())
-        erase_dead(op.body)
+        region_dce(op.body)
 
 
 def rewrite(module: ModuleOp, *patterns: RewritePattern) -> None:

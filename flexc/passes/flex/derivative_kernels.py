@@ -19,13 +19,13 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DerivativeOp, SumAttr, SumKind
 from flexc.dialects.flex.pair_sums import MATRICES, rank_of
 from flexc.passes.flex.pair_code import DotSum, PairCode
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
-from flexc.passes.tidy import erase_dead
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def pruned(
     last = region.block.last_op
     assert last is not None
     last.operands = [last.operands[code.yields[name]] for name in yields]
-    erase_dead(region)
+    region_dce(region)
     dots, values = dict(code.dots), list(code.values)
     given = [*dots, "scale", *values]
     args = dict(zip(given, region.block.args, strict=False))

@@ -33,6 +33,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp, TensorType, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
+from xdsl.transforms.dead_code_elimination import region_dce
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
@@ -58,7 +59,6 @@ from flexc.passes.scalar.copier import sliced
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import WIDE, OnePass
-from flexc.passes.tidy import erase_dead
 
 KINDS = {
     Coordinates.HEAD: SumKind.TOTAL,
@@ -464,7 +464,7 @@ def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncO
         kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass).run()
     if derivatives:
         # Not every derivative needs delta.
-        erase_dead(function.body)
+        region_dce(function.body)
         # The new results may have other layouts than the old ones.
         function.update_function_type()
     if one_pass == "queries":
