@@ -104,7 +104,7 @@ def _load_module(where: str) -> Any:
 def _not_imported(where: str, error: Exception) -> OptionError:
     """Return the error of a module that raised `error`, with the last line that ran."""
     ran = traceback.extract_tb(error.__traceback__)
-    ran = [f for f in ran if "importlib" not in f.filename and f.filename != __file__]
+    ran = [f for f in ran if f.filename not in (__file__, importlib.__file__)]
     at = f" ({ran[-1].filename}:{ran[-1].lineno})" if ran else ""
     return OptionError(f"cannot import {where!r}: {type(error).__name__}: {error}{at}")
 

@@ -469,8 +469,8 @@ def _by_heads(
         found: Any = finish(pending)
         out, lse = _attend(found, mods.moved(head=first), rest)
         leaving += to_tokens(group, parts.queries, (out, lse[..., None]), wholes, i)
-    arrived = finish(leaving)
-    out, lse = (join(x).flatten(1, 2) for x in (arrived[::2], arrived[1::2]))
+    results = finish(leaving)
+    out, lse = (join(x).flatten(1, 2) for x in (results[::2], results[1::2]))
     return out, lse[..., 0]
 
 

@@ -542,7 +542,7 @@ def plan(
     ranks: int,
     kv_heads: int | None = None,
     head_dim: int = 128,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     machine: Machine | None = None,
 ) -> Plan:
@@ -558,7 +558,7 @@ def plan(
         ranks: the number of ranks.
         kv_heads: the number of key heads, H by default.
         head_dim: the head dimension of query, key and value.
-        dtype: the dtype of query, key and value.
+        dtype: the dtype of query, key and value, as for `flexc.explain`.
         device: as for `flexc.explain`.
         machine: the rates of a rank; by default guesses for the device.
 
@@ -578,6 +578,7 @@ def plan(
     if not isinstance(machine, Machine | None):
         raise OptionError(f"plan expects a Machine, got {machine!r}")
     place, backend = where(None, mask_mod, device)
+    dtype = BACKENDS[backend].usual_dtype if dtype is None else dtype
     check_inputs(dtype, head_dim, BACKENDS[backend].device)
     dims = head_dim, head_dim
     problem = Problem(B, H, kv_heads, dims, dtype, place, backend)

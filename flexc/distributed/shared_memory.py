@@ -145,7 +145,7 @@ class SharedMemory:
         self._captured: list[Any] = []
         """Outgrown memory that captured graphs read and write."""
         self._engine = torch.cuda.Stream(device)
-        self._arriving: dict[Any, Sequence[Tensor]] = {}
+        self._copied: dict[Any, Sequence[Tensor]] = {}
         self._driver = ctypes.CDLL("libcuda.so.1")
         # Not imported above: builds of torch without torch.distributed have none.
         self._symmetric: Any = import_module("torch.distributed._symmetric_memory")
@@ -278,24 +278,24 @@ class SharedMemory:
         stream = torch.cuda.current_stream()
         self._engine.wait_stream(stream)
         stream.wait_stream(self._engine)
-        self._arriving.clear()
+        self._copied.clear()
 
-    def arrival(self, found: Sequence[Tensor]) -> Callable[[], None]:
-        """Return a function that lets what comes after wait for copies to tensors.
+    def completion(self, found: Sequence[Tensor]) -> Callable[[], None]:
+        """Return a function that makes later work wait for copies to tensors.
 
         The tensors are kept until then, or until the next turn.
         """
         event = self._engine.record_event()
-        self._arriving[event] = found
+        self._copied[event] = found
 
         def wait() -> None:
             event.wait()
-            self._arriving.pop(event, None)
+            self._copied.pop(event, None)
 
         return wait
 
     def fence(self) -> None:
-        """Let what comes after wait for what all ranks have done before."""
+        """Make later work wait for all that ranks have begun before."""
         self._handle.barrier(timeout_ms=self._timeout)
 
 

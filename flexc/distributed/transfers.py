@@ -108,7 +108,7 @@ def start(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
         # Transfers of shares come after those to heads, which found ended ranks.
         with memory.in_turn(is_first=not transfers[0].moves.after.has_shares):
             for _, some in groupby(given, key=lambda x: x[0].index):
-                _read([*some], memory)
+                _show_and_copy([*some], memory)
         return
     results = [t.moves.result(own) for t, own in pairs]
     _send(transfers, tensors, results)
@@ -116,7 +116,9 @@ def start(transfers: Sequence[Transfer], tensors: Sequence[Tensor]) -> None:
         transfer.rows = found.to(own.dtype)
 
 
-def _read(given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory) -> None:
+def _show_and_copy(
+    given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory
+) -> None:
     """Show this rank's rows to the others, and start to copy theirs.
 
     Each tensor is shown from a byte of shared memory on. Copies run beside later work,
@@ -143,7 +145,7 @@ def _read(given: Sequence[tuple[Transfer, Tensor, int]], memory: SharedMemory) -
             for rank in m.others:
                 shown = _shown(memory, m, rank, own, offset)
                 m.put(found, rank, m.sides[rank][0].pieces(shown, m.rank))
-        wait = memory.arrival(results)
+        wait = memory.completion(results)
     for (transfer, own, _), found in zip(given, results, strict=True):
         m = transfer.moves
         if m.adds:
@@ -373,8 +375,9 @@ def to_heads(
         for i in range(pieces)
         for m, whole, some in zip(moves, wholes, cut, strict=True)
     ]
-    pending, count = _started(*zip(*given, strict=True)), len(tensors)
-    return [pending[i : i + count] for i in range(0, len(pending), count)]
+    pending = _started(*zip(*given, strict=True))
+    starts = range(0, len(pending), len(tensors))
+    return [pending[i : i + len(tensors)] for i in starts]
 
 
 def to_tokens(

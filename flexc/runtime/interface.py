@@ -356,12 +356,18 @@ class debug:
 
 
 _hidden = _disable_dynamo(_run)
-"""Runs a call hidden from Dynamo. Dynamo says why where it breaks a graph for it."""
+"""`_run`, hidden from Dynamo.
+
+torch's private function imports Dynamo at the first call only. Dynamo reads the
+attributes, which are those of `torch.compiler.disable(reason=...)`, where it breaks a
+graph.
+"""
 
 vars(_hidden).update(
     _torchdynamo_disable=True,
-    _torchdynamo_disable_msg="flexc.flex_attention launches its own kernels. Graphs do "
-    f"not capture {SPECIAL_KEYS}: compile without fullgraph=True",
+    _torchdynamo_disable_msg="flexc.flex_attention launches its own kernels. A graph "
+    f"captures a call without {SPECIAL_KEYS}, if this torch can; otherwise compile "
+    "without fullgraph=True",
 )
 
 redirect_to(flex_attention)

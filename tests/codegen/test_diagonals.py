@@ -19,7 +19,7 @@ from flexc.passes import pipelines
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse
-from tests.property.interpreted import interpret, starts_a_process, within_the_process
+from tests.support.interpreted import interpret, starts_a_process, within_the_process
 
 try:
     OLD_INTERPRETER = version("triton").startswith("3.6.")

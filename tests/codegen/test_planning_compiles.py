@@ -25,14 +25,14 @@ from flexc.runtime.planner import tables
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
-from tests.property.interpreted import (
+from tests.support.block_tables import differences
+from tests.support.corpus import CORPUS
+from tests.support.interpreted import (
     INTERPRETING,
     interpret,
     starts_a_process,
     within_the_process,
 )
-from tests.support.block_tables import differences
-from tests.support.corpus import CORPUS
 from tests.support.pairwise import in_turn
 
 triton = pytest.importorskip("triton")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from tests.property.interpreted import interpret, starts_a_process, within_the_process
+from tests.support.interpreted import interpret, starts_a_process, within_the_process
 from tests.support.reference import attention
 
 pytest.importorskip("triton")

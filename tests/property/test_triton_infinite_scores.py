@@ -10,11 +10,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from tests.property.interpreted import (
-    interpreter_marks,
-    run_interpreted,
-    within_the_process,
-)
 from tests.support.infinite_scores import (
     MODS,
     SCALES,
@@ -22,6 +17,11 @@ from tests.support.infinite_scores import (
     check,
     expected,
     tensors,
+)
+from tests.support.interpreted import (
+    interpreter_marks,
+    run_interpreted,
+    within_the_process,
 )
 
 pytest.importorskip("triton.language")

@@ -11,13 +11,13 @@ from tests.property.cases import Case
 from tests.property.gradient_cases import GradientCase
 from tests.property.gradient_checks import check_gradients, check_tangents
 from tests.property.gradient_strategies import gradient_cases
-from tests.property.interpreted import (
+from tests.property.strategies import cases
+from tests.support.interpreted import (
     DTYPES,
     interpreter_marks,
     run_interpreted,
     within_the_process,
 )
-from tests.property.strategies import cases
 
 pytest.importorskip("triton.language")
 

@@ -334,7 +334,7 @@ class FileMemory(shared_memory.SharedMemory):
         ]
         self.copies, self.fences = Recent(64), 0
         self._late: list[list[shared_memory.Block]] = []
-        self._arriving = {}
+        self._copied = {}
 
     def reserve(self, size: int) -> str:
         return "" if size <= self._parts[0].numel() else "files are small"
@@ -357,11 +357,11 @@ class FileMemory(shared_memory.SharedMemory):
         for blocks in self._late:
             _copy_all(blocks)
         self._late.clear()
-        self._arriving.clear()
+        self._copied.clear()
 
-    def arrival(self, found: Sequence[Tensor]) -> Callable[[], None]:
+    def completion(self, found: Sequence[Tensor]) -> Callable[[], None]:
         blocks = self._late[-1]
-        self._arriving[id(blocks)] = found
+        self._copied[id(blocks)] = found
         return partial(_copy_all, blocks)
 
     def fence(self) -> None:

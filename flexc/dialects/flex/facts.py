@@ -214,7 +214,8 @@ class FloatRangeAttr(ParametrizedAttribute):
         lo, hi = self.bounds
         if not -inf < lo <= hi < inf:
             raise VerifyException(
-                f"a range expects a lower and an upper bound, got {lo} and {hi}"
+                "float_range expects finite bounds, the lower one first, got "
+                f"{lo} and {hi}"
             )
 
     def print_parameters(self, printer: Printer) -> None:
@@ -230,7 +231,11 @@ class FloatRangeAttr(ParametrizedAttribute):
         with parser.in_angle_brackets():
             lo = parser.parse_number()
             parser.parse_punctuation(",")
-            return cls.of(float(lo), float(parser.parse_number())).parameters
+            hi = parser.parse_number()
+        try:
+            return cls.of(float(lo), float(hi)).parameters
+        except OverflowError:
+            parser.raise_error("expected bounds that a double can hold")
 
 
 class PairsOp(IRDLOperation):

@@ -61,8 +61,9 @@ def fuse_row_maps(block: Block) -> None:
 def one_row_map(op: tile.MapOp, after: tile.MapOp, place: Operation) -> None:
     """Insert one map with the used results of both before `place`; erase both."""
     inputs, body = joined(op, after)
-    last, results = body.block.last_op, [*op.results, *after.results]
+    last = body.block.last_op
     assert last is not None
+    results = [*op.results, *after.results]
     both = op, after
     used = [
         (result, value)

@@ -27,11 +27,8 @@ from flexc.passes.flex.planning.summarize import build_summarize
 from flexc.passes.flex.planning.tables import build_list_blocks, build_list_rows
 from flexc.passes.masks.blocks.block_classifier import build_classifier
 from flexc.passes.scalar import Proven
+from flexc.passes.scalar.ranges.intervals import INDEX
 from flexc.passes.targets import target_named
-
-LONGEST = 2**31 - 2
-"""The largest length: lengths are i32, and so is a length plus one."""
-
 
 Part = Literal["all", "rows", "tables", "classes", "pairs"]
 """The kernels to build.
@@ -49,7 +46,7 @@ def planning_kernels(
 ) -> list[tile.KernelOp]:
     """Return the planning kernels for the mask of an attention op."""
     mask, length = attention.mask_mod, attention.max_length
-    longest = LONGEST if length is None else length.value.data
+    longest = INDEX.hi if length is None else length.value.data
     in_place = not target_named(target).samples_blocks
     kernels: list[tile.KernelOp] = []
     if part != "pairs":

@@ -26,7 +26,7 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS, yielded
-from flexc.passes.flex.flex_simplify_mods import INDEX, MOD, first_args
+from flexc.passes.flex.flex_simplify_mods import MOD, first_args
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_bounds import Solver
 from flexc.passes.masks.bounds.key_ranges import MAX_ALTERNATIVES, conjunctions
@@ -48,7 +48,7 @@ from flexc.passes.scalar.formula import alternatives, mask_formula
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges, culprit
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 
 WIDTH = 1 << 10

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerType, ModuleOp, i32
+from xdsl.dialects.builtin import IntegerType, ModuleOp
 from xdsl.ir import Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
@@ -30,20 +30,15 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges.index_proofs import unwrapped
-from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
-
-LENGTH = Interval(0, full(width_of(i32)).hi)
-
-INDEX = Interval(0, LENGTH.hi - 1)
-"""The range of a position below a length."""
+from flexc.passes.scalar.ranges.intervals import INDEX, LENGTH, Interval, full
+from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 
 MOD = (INDEX,) * len(INDEX_ARGS)
 
 BOUNDS = (INDEX, INDEX, INDEX, LENGTH, LENGTH)
 """The ranges of b, h, q_start, q_len, kv_len."""
 
-BLOCK = (INDEX, INDEX, INDEX, full(width_of(i32)), LENGTH, LENGTH)
+BLOCK = (INDEX, INDEX, INDEX, full(32), LENGTH, LENGTH)
 """The ranges of b, h, q_start, i, q_len, kv_len."""
 
 Known = dict[SSAValue, Interval]

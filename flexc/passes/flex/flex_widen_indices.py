@@ -29,11 +29,10 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
-from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.scalar.canonicalization import is_unused
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.index_proofs import IndexWidths
-from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval, full
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.scalar.variation import PAIR, Along, Dependences

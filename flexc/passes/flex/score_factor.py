@@ -68,10 +68,9 @@ from xdsl.rewriter import InsertPoint
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
 from flexc.dialects.mod_region import yielded
-from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.scalar.ranges.float_intervals import Format
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.scalar.variation import Variation

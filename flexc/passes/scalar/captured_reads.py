@@ -23,9 +23,10 @@ from flexc.errors import GradientError
 from flexc.passes.scalar.copier import location_of, needed, sliced
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.index_proofs import unwrapped
+from flexc.passes.scalar.ranges.intervals import INDEX
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.readable import meant, spell
-from flexc.passes.scalar.strides import INDEX, WholeNumbers, strides_of_mod
+from flexc.passes.scalar.strides import WholeNumbers, strides_of_mod
 from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Dependences
 
 

@@ -1,7 +1,8 @@
 """Predicates of comparisons: `eq`, `ne`, `lt`, `le`, `gt`, `ge`.
 
 All but `eq` and `ne` of integers begin with a letter more: `s` or `u` for signed and
-unsigned integers, `o` or `u` for floats that are ordered or may be NaN.
+unsigned integers, `o` or `u` for floats that are ordered or may be NaN. Floats also
+have `false`, `true`, `ord` and `uno`, which the functions below do not take.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def predicate_of(op: arith.CmpiOp | arith.CmpfOp) -> str:
 
 
 def opposite(predicate: str) -> str:
-    """Return the predicate that holds for integers where this one does not."""
+    """Return the predicate of integers that holds where this one does not."""
     return predicate[:-2] + OPPOSITE[predicate[-2:]]
 
 

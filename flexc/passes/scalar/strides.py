@@ -26,12 +26,9 @@ from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.variation import IntegerFacts
-
-INDEX = Interval(0, (1 << 31) - 2)
-"""The range of a batch, of a head, and of a position in a sequence of i32 length."""
 
 KEEP_WHOLE = (
     arith.AddfOp,

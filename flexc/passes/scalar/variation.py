@@ -26,7 +26,7 @@ from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.formula import Formula, Leaf
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import EXACT_BITS, ExactRanges
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import BINARY, ValueRanges, width_of
 
 
@@ -186,8 +186,7 @@ class MaskFacts(IntegerFacts):
     def __init__(self, region: Region, max_length: int, fits: bool):
         position = Interval(0, max(max_length - 1, 0))
         b, h, self.row, self.column = indices(region)
-        head = Interval(0, (1 << 31) - 2)
-        known = {b: head, h: head, self.row: position, self.column: position}
+        known = {b: INDEX, h: INDEX, self.row: position, self.column: position}
         super().__init__(region, known, fits)
         self.dependences = Dependences(region)
         self.order: dict[SSAValue, int] = {

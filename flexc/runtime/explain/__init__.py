@@ -190,7 +190,7 @@ def explain_mask(
 
 def check_inputs(dtype: object, head_dim: object, device: str) -> None:
     """Check a dtype and a head dimension of calls on a type of device."""
-    if dtype not in (known := DTYPES[device]):
+    if dtype not in (known := DTYPES.get(device, DTYPES["cpu"])):
         names = ", ".join(str(d).removeprefix("torch.") for d in known)
         raise DtypeError(f"dtype expects one of {names} on {device}, got {dtype}")
     if type(head_dim) is not int or not 1 <= head_dim <= MAX_HEAD_DIM:

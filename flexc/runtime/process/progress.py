@@ -26,13 +26,14 @@ WIDEST = 100
 log = logging.getLogger("flexc")
 
 
-@dataclass(eq=False)
+@dataclass
 class Compilation:
-    """The compilation of one kernel, by one thread or by several in turn."""
+    """The compilation of a kernel, which several threads may continue in turn."""
 
     what: Callable[[], str]
     """Describes the kernel."""
     since: float = field(default_factory=time.monotonic)
+    """Its start, by `time.monotonic`."""
     logged: bool = False
     """True once the log has its description."""
 

@@ -18,10 +18,9 @@ from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, f64, i1, i8, i32,
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from flexc.dialects.constants import to_signed
-from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges import intervals
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import BINARY
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.runtime.interpreters import run_region

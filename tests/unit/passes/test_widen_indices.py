@@ -17,7 +17,6 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, f64, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.flex.flex_widen_indices import RegionWidener
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges.exact_ranges import position_args
@@ -26,7 +25,7 @@ from flexc.passes.scalar.ranges.index_proofs import (
     captures_inside,
     indices_fit,
 )
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.runtime.interpreters import run_region

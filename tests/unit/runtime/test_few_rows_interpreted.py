@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
 from flexc.runtime.attention import run as running
-from tests.property.interpreted import (
+from tests.support.interpreted import (
     interpreter_marks,
     run_interpreted,
     within_the_process,

@@ -121,18 +121,23 @@ def test_graphs_of_torch_refuse_gradients(narrow: torch.dtype) -> None:
         call(query, key, key).sum().backward()
 
 
+@pytest.mark.parametrize("limit", [5, 20])
 @pytest.mark.parametrize("narrow", [torch.int8, torch.float8_e5m2])
-def test_scores_with_bounds(narrow: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scores_with_bounds(
+    dtype: torch.dtype, narrow: torch.dtype, limit: int
+) -> None:
     """Weights are rounded to the query's dtype, whatever values are stored as."""
 
     def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return 30 * torch.tanh(score / 30)
+        return limit * torch.tanh(score / limit)
 
     query = torch.randn(1, 4, 40, 16)
     key, value = (torch.randn(1, 2, 50, 16).mul(4).to(narrow) for _ in range(2))
-    inputs = {"key": key, "value": value, "score_mod": capped}
-    found = attend(query, **inputs)
-    expected = attend(
-        query, **{n: inputs[n].float() for n in ("key", "value")}, score_mod=capped
-    )
-    torch.testing.assert_close(found, expected)
+    found = attend(query.to(dtype), key=key, value=value, score_mod=capped)
+    exact = query.to(dtype).float(), key.float(), value.float()
+    query, key, value = exact
+    expected = attend(query, key=key, value=value, score_mod=capped)
+    # Values reach 16, and are rounded once more.
+    tolerance = 16 * torch.finfo(dtype).eps * 4
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=1e-5)

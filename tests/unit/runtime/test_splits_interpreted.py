@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import AuxRequest
 import flexc
 from flexc.runtime.attention import run as running
 from flexc.runtime.kernels.driver import counters
-from tests.property.interpreted import (
+from tests.support.interpreted import (
     interpreter_marks,
     run_interpreted,
     within_the_process,

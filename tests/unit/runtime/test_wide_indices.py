@@ -20,7 +20,7 @@ from flexc.runtime.kernels import (
 )
 from flexc.runtime.kernels.build import NO_CALL, Build
 from flexc.runtime.replay import repeats
-from tests.property.interpreted import (
+from tests.support.interpreted import (
     INTERPRETING,
     interpret,
     starts_a_process,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from xdsl.ir import Region, SSAValue
 
-from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
-from flexc.passes.masks.blocks.block_code import HEADS, BlockCode, Summary, along_heads
+from flexc.dialects.mod_region import yielded
+from flexc.passes.masks.blocks.block_code import BlockCode, Summary, along_heads
 from flexc.passes.masks.blocks.block_ranges import BlockRanges, Side, narrowed
 from flexc.passes.masks.blocks.constraints import (
     Bound,
@@ -32,7 +32,7 @@ from flexc.passes.masks.blocks.emitted_integers import Ends, Wide
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.formula import Formula, Leaf, mask_formula
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear, MaskFacts, Terms
 
 
@@ -127,9 +127,7 @@ def build_classifier(mask: Region, max_length: int, fits: bool) -> Proof[Classif
     answers = [solver.empty(mask_formula(mask, negated)) for negated in (False, True)]
     block.code.yield_(*answers)
     simplify_region(block.region, _known(block))
-    last = block.region.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    if all(int_constant(v) == 0 for v in last.values):
+    if all(int_constant(v) == 0 for v in yielded(block.region.block)):
         reasons = "; ".join(block.unknown) or "it depends on too much at once"
         return WhyNot(f"no block is known to be dead or full: {reasons}")
     summaries = tuple(block.summaries.needed())
@@ -138,7 +136,7 @@ def build_classifier(mask: Region, max_length: int, fits: bool) -> Proof[Classif
 
 
 def _known(block: BlockCode) -> dict[SSAValue, Interval]:
-    known: dict[SSAValue, Interval] = dict.fromkeys(block.heads, HEADS)
+    known: dict[SSAValue, Interval] = dict.fromkeys(block.heads, INDEX)
     position = block.facts.ranges[block.facts.row]
     return known | dict.fromkeys(block.positions, position)
 

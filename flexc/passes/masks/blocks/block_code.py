@@ -14,6 +14,7 @@ from typing import Literal
 from xdsl.dialects.builtin import AnyFloat, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
+from flexc.dialects.mod_region import yielded
 from flexc.passes.masks.blocks.emitted_integers import (
     Ends,
     IntegerCode,
@@ -23,15 +24,13 @@ from flexc.passes.masks.blocks.emitted_integers import (
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.formula import AllOf, Formula
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import INDEX
 from flexc.passes.scalar.readable import spell
 from flexc.passes.scalar.scalar_code import ScalarCode, new_region
 from flexc.passes.scalar.variation import NOTHING, SUMMABLE, Along, Linear, MaskFacts
 
 MAX_RESTRICTED = 16
 """The number of summaries after which a new summary covers unused positions too."""
-
-HEADS = Interval(0, (1 << 31) - 2)
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,7 @@ class SummaryTable:
         self, axis: Along, what: Linear, used: Used
     ) -> tuple[Summary, list[SSAValue]]:
         region, along = self._region(axis, what, used)
-        last = region.block.last_op
-        assert last is not None
-        type_ = last.operands[0].type
+        type_ = yielded(region.block)[0].type
         types: list[Attribute] = [type_, type_]
         if isinstance(type_, AnyFloat):
             types.append(i1)
@@ -112,7 +109,7 @@ class SummaryTable:
         value = copier.linear(what)
         copier.code.yield_(value, copier.formula(AllOf(used)))
         position = self.facts.ranges[index]
-        simplify_region(region, {args[0]: HEADS, args[1]: HEADS, args[2]: position})
+        simplify_region(region, {args[0]: INDEX, args[1]: INDEX, args[2]: position})
         return region, along_heads(args[0], args[1])
 
     def needed(self) -> list[Summary]:

@@ -16,7 +16,7 @@ from xdsl.ir import BlockArgument, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
-from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.dialects.mod_region import INDEX_ARGS, yielded
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
 from flexc.passes.masks.bounds.terms import Constant, RowValue, Sum, Term
@@ -181,9 +181,7 @@ def sparse_block(op: flex.AttentionOp | flex.PairSumsOp) -> tuple[int, int] | No
 
 def is_always_true(mask: Region) -> bool:
     """Return True if a mask region yields the constant true."""
-    last = mask.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return bool(int_constant(last.values[0]))
+    return bool(int_constant(yielded(mask.block)[0]))
 
 
 def with_positions_exchanged(mask: Region) -> Region:

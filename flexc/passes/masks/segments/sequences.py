@@ -19,11 +19,8 @@ from xdsl.ir import Operation, Region, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.canonicalization import simplify_region
-from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.intervals import INDEX
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
-
-POSITION = Interval(0, full(32).hi - 1)
-"""The range of a position within a sequence."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class PackedSequences:
                 clone.location = op.location
                 code.builder.insert(clone)
         indices = made.block.args[first : first + len(INDEX_ARGS)]
-        simplify_region(made, dict.fromkeys(indices, POSITION))
+        simplify_region(made, dict.fromkeys(indices, INDEX))
         return made
 
     def placed(

@@ -223,6 +223,13 @@ def full(width: int) -> Interval:
     return Interval(-(1 << (width - 1)), (1 << (width - 1)) - 1)
 
 
+LENGTH = Interval(0, full(32).hi)
+"""The range of a length, which is an i32."""
+
+INDEX = Interval(0, LENGTH.hi - 1)
+"""The range of a batch, of a head, and of a position in a sequence."""
+
+
 def point(value: int) -> Interval:
     """Return the interval of one integer."""
     return Interval(value, value)

@@ -180,7 +180,7 @@ func.func @tables_without_block(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 // -----
 
 func.func @range_without_order(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: a range expects a lower and an upper bound, got 1.0 and -1.0
+  // CHECK: float_range expects finite bounds, the lower one first, got 1.0 and -1.0
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
