@@ -42,7 +42,7 @@ from flexc.passes.masks.segments.mask_segments import growth, moves
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.formula import Leaf
 from flexc.passes.scalar.predicates import OPERATORS, opposite, predicate_of
-from flexc.passes.scalar.readable import Readable, spell
+from flexc.passes.scalar.readable import Speller, spell
 
 
 class RangeSpeller:
@@ -90,10 +90,10 @@ class RangeSpeller:
         """Return a term at the first or last row; `inner` adds needed parentheses."""
         match term:
             case Symbol():
-                return Readable().spell(term.value, outer=not inner)
+                return Speller().spell(term.value, outer=not inner)
             case RowValue():
                 names = {self.row_idx: self.last_row if at_last else self.first_row}
-                return Readable(names).spell(term.value, outer=not inner)
+                return Speller(names).spell(term.value, outer=not inner)
             case Sum() | Negative() | Constant():
                 text, parts = self._sum(term, at_last)
                 return f"({text})" if inner and parts > 1 else text
@@ -146,7 +146,7 @@ def spell_leaf(leaf: Leaf) -> str:
     if not leaf.negated:
         return text
     if isinstance(op, arith.CmpiOp):
-        left, right = (Readable().spell(v) for v in op.operands)
+        left, right = (Speller().spell(v) for v in op.operands)
         operator = OPERATORS[opposite(predicate_of(op))[-2:]]
         return f"{left} {operator} {right}"
     return f"not {text}"

@@ -1,9 +1,7 @@
-"""Print scalar code as expressions, for headers and for users.
+"""Print scalar code as Python expressions, for users and for headers of kernels.
 
-Headers of emitted source contain lines by `describe`, such as `score + slopes[h] *
-f32(kv_idx - q_idx)`. For users of flexc, `describe_mod` omits ops that the compiler
-inserted: casts of integers, clamps to a type's range, and the wrapping of negative
-indices. It prints Python's `%`, `//` and `not` as such.
+Ops that the compiler inserted are left out: casts of one kind of number, clamps to a
+type's range, and the wrapping of negative indices.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ INFIX: dict[type[Operation], str] = {
     arith.AddiOp: "+",
     arith.SubiOp: "-",
     arith.MuliOp: "*",
-    arith.DivSIOp: "/",
+    arith.DivSIOp: "//",
     arith.FloorDivSIOp: "//",
     arith.RemSIOp: "%",
     arith.AndIOp: "&",
@@ -40,64 +38,6 @@ INFIX: dict[type[Operation], str] = {
     arith.MulfOp: "*",
     arith.DivfOp: "/",
 }
-
-PRINTED_CASTS = (
-    arith.SIToFPOp,
-    arith.UIToFPOp,
-    arith.FPToSIOp,
-    arith.FPToUIOp,
-    arith.ExtFOp,
-    arith.TruncFOp,
-    arith.ExtSIOp,
-    arith.ExtUIOp,
-    arith.TruncIOp,
-)
-
-
-def describe(region: Region) -> str:
-    """Return the yielded values of a region as expressions of its arguments."""
-    speller = Speller()
-    values = yielded(region.block)
-    return ", ".join(speller.spell(value, outer=True) for value in values)
-
-
-class Speller:
-    """A printer of values as expressions, which prints "..." beyond `left` values."""
-
-    most: ClassVar[int] = 40
-    """The values after which a description is cut. A value that is used twice is
-    spelled and counted twice.
-    """
-
-    def __init__(self) -> None:
-        self.left = self.most
-
-    def spell(self, value: SSAValue, outer: bool = False) -> str:
-        self.left -= 1
-        if self.left < 0:
-            return "..."
-        owner = value.owner
-        if isinstance(owner, Block):
-            return value.name_hint or "?"
-        if isinstance(owner, arith.ConstantOp):
-            return constant(owner)
-        operator = infix(owner)
-        if operator is None:
-            return self.call(owner)
-        left, right = (self.spell(v) for v in owner.operands[:2])
-        text = f"{left} {operator} {right}"
-        return text if outer else f"({text})"
-
-    def call(self, op: Operation) -> str:
-        args = [self.spell(v, outer=True) for v in op.operands]
-        if isinstance(op, flex.LoadCaptureOp):
-            return f"{args[0]}[{', '.join(args[1:])}]"
-        if isinstance(op, flex.DimOp):
-            return f"{args[0]}.size({op.dim.value.data})"
-        if isinstance(op, PRINTED_CASTS):
-            return f"{op.results[0].type}({args[0]})"
-        name = "where" if isinstance(op, arith.SelectOp) else op.name.split(".")[-1]
-        return f"{name}({', '.join(args)})"
 
 
 def constant(op: arith.ConstantOp) -> str:
@@ -123,7 +63,13 @@ FUNCTIONS: dict[type[Operation], str] = {
     math_dialect.AbsIOp: "abs",
     math_dialect.AbsFOp: "abs",
     math_dialect.PowFOp: "pow",
+    arith.SIToFPOp: "float",
+    arith.UIToFPOp: "float",
+    arith.FPToSIOp: "int",
+    arith.FPToUIOp: "int",
+    arith.SelectOp: "where",
 }
+"""The functions of Python and torch that ops compute, where the names differ."""
 
 OMITTED_CASTS = (
     arith.ExtSIOp,
@@ -149,13 +95,11 @@ ARITHMETIC = (
 )
 """Operations that need no parentheses as operands of a comparison."""
 
-TO_FLOAT = (arith.SIToFPOp, arith.UIToFPOp)
-
 LIMITS = full(width_of(i32))
 
 
-def describe_mod(region: Region) -> str:
-    """Return the yielded values of a mod as expressions of its arguments."""
+def describe(region: Region) -> str:
+    """Return the yielded values of a region as expressions of its arguments."""
     return ", ".join(map(spell, yielded(region.block)))
 
 
@@ -164,36 +108,51 @@ def spell(value: SSAValue, names: Mapping[SSAValue, str] | None = None) -> str:
 
     Values in `names` are printed as the names there.
     """
-    return Readable(names).spell(value, outer=True)
+    return Speller(names).spell(value, outer=True)
 
 
-class Readable(Speller):
-    """A printer of expressions that prints the values in `names` by name."""
+class Speller:
+    """A printer of expressions that prints the values in `names` by name.
+
+    Beyond `left` values, it prints "...".
+    """
 
     most: ClassVar[int] = 60
+    """The values after which an expression is cut. A value that is used twice is
+    spelled and counted twice.
+    """
 
     def __init__(self, names: Mapping[SSAValue, str] | None = None):
-        super().__init__()
+        self.left = self.most
         self.names = names or {}
 
     def spell(self, value: SSAValue, outer: bool = False) -> str:
+        """Return a value's expression, in parentheses unless it stands alone."""
         value = meant(value)
         if value in self.names:
             return self.names[value]
-        if self.left > 1 and (text := self.rewritten(value.owner)) is not None:
-            self.left -= 1
-            return text if outer else f"({text})"
-        return super().spell(value, outer)
+        self.left -= 1
+        if self.left < 0:
+            return "..."
+        owner = value.owner
+        if isinstance(owner, Block):
+            return value.name_hint or "?"
+        if isinstance(owner, arith.ConstantOp):
+            return constant(owner)
+        text = self.infix(owner)
+        if text is None:
+            return self.call(owner)
+        return text if outer else f"({text})"
 
-    def rewritten(self, op: Operation | Block) -> str | None:
-        """Return an op's Python spelling if `Speller` spells the op otherwise."""
+    def infix(self, op: Operation) -> str | None:
+        """Return the text of an op that is written by operators, else None."""
         match op:
             case arith.CmpiOp() | arith.CmpfOp() if (name := infix(op)) is not None:
                 return f"{self.side(op.lhs)} {name} {self.side(op.rhs)}"
-            case arith.DivSIOp():
-                return f"{self.spell(op.lhs)} // {self.spell(op.rhs)}"
             case arith.XOrIOp() if op.lhs.type == i1 and int_constant(op.rhs) == -1:
                 return f"not {self.spell(op.lhs)}"
+            case arith.NegfOp():
+                return f"-{self.spell(op.operand)}"
             case arith.ShRSIOp() if (by := int_constant(op.rhs)) is not None:
                 return f"{self.spell(op.lhs)} // {1 << by}"
             case arith.ShLIOp() if (by := int_constant(op.rhs)) is not None:
@@ -201,7 +160,11 @@ class Readable(Speller):
             case arith.SelectOp() if (rest := python_remainder(op)) is not None:
                 return f"{self.spell(rest.lhs)} % {self.spell(rest.rhs)}"
             case _:
-                return None
+                name = infix(op)
+        if name is None:
+            return None
+        left, right = (self.spell(v) for v in op.operands[:2])
+        return f"{left} {name} {right}"
 
     def side(self, value: SSAValue) -> str:
         """Return one side of a comparison."""
@@ -210,15 +173,16 @@ class Readable(Speller):
         return self.spell(value, isinstance(op, ARITHMETIC) or bool(is_remainder))
 
     def call(self, op: Operation) -> str:
-        def args() -> str:
-            return ", ".join(self.spell(v, outer=True) for v in op.operands)
-
+        """Return the text of an op that is written as a call or an index."""
         if isinstance(op, flex.LoadCaptureOp) and not op.indices:
             return self.spell(op.tensor)
-        if isinstance(op, TO_FLOAT):
-            return f"float({args()})"
-        name = FUNCTIONS.get(type(op))
-        return super().call(op) if name is None else f"{name}({args()})"
+        args = [self.spell(v, outer=True) for v in op.operands]
+        if isinstance(op, flex.LoadCaptureOp):
+            return f"{args[0]}[{', '.join(args[1:])}]"
+        if isinstance(op, flex.DimOp):
+            return f"{args[0]}.size({op.dim.value.data})"
+        name = FUNCTIONS.get(type(op), op.name.split(".")[-1])
+        return f"{name}({', '.join(args)})"
 
 
 def meant(value: SSAValue) -> SSAValue:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flexc.dialects import tile
 from flexc.errors import OptionError
-from flexc.passes.scalar.readable import describe_mod
+from flexc.passes.scalar.readable import describe
 from flexc.passes.targets.cpp import MACHINES
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.explain.blocks import Blocks, Counts, Rows, Run, count, find_blocks
@@ -96,8 +96,8 @@ class Explanation:
         simple, tile = subject.simple, subject.tile
         return cls(
             title=title_of(subject),
-            mask=None if mask_mod is None else describe_mod(simple.mask_mod),
-            score=None if score_mod is None else describe_mod(simple.score_mod),
+            mask=None if mask_mod is None else describe(simple.mask_mod),
+            score=None if score_mod is None else describe(simple.score_mod),
             captured=captured_by(subject),
             facts=facts_of(subject),
             way=subject.way,

@@ -17,7 +17,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.flex_infer_key_ranges import RangeSpeller
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.scalar import Proven
-from flexc.passes.scalar.readable import describe_mod
+from flexc.passes.scalar.readable import describe
 from flexc.runtime.kernels.proofs import attention_of
 
 Mask = Callable[..., Any]
@@ -57,7 +57,7 @@ def simplified(mask: Mask) -> flex.AttentionOp:
     ],
 )
 def test_masks(mask: Mask, text: str) -> None:
-    assert describe_mod(simplified(mask).mask_mod) == text
+    assert describe(simplified(mask).mask_mod) == text
 
 
 def test_long_masks_are_cut() -> None:
@@ -66,7 +66,7 @@ def test_long_masks_are_cut() -> None:
             q = q * k + i
         return q > 0
 
-    text = describe_mod(simplified(mask).mask_mod)
+    text = describe(simplified(mask).mask_mod)
     assert "..." in text
     assert len(text) < 500
 
