@@ -39,6 +39,11 @@ def check_arity(kind: ModKind, mod: Mod | None) -> None:
     if mod is None:
         return
     check_callable(kind, mod)
+    if _is_compiled(mod):
+        raise ModSignatureError(
+            f"a {kind} expects a plain function, got one of torch.compile; pass the "
+            "function itself, which is compiled into the kernel"
+        )
     names = ", ".join(MOD_ARGS[kind])
     signature = _signature(mod)
     if signature is None or _takes(signature, kind):
@@ -60,6 +65,12 @@ def check_callable(kind: ModKind, mod: Any, sizes: Sequence[int] | None = None) 
     names = ", ".join(MOD_ARGS[kind])
     got = described(mod, sizes)
     raise ModSignatureError(f"{kind} expects a function of ({names}), got {got}")
+
+
+def _is_compiled(mod: Mod) -> bool:
+    """Return True if a function is the result of `torch.compile`."""
+    wraps = hasattr(mod, "_torchdynamo_orig_callable")
+    return wraps and not getattr(mod, "_torchdynamo_disable", False)
 
 
 def takes(mod: Callable[..., Any], kind: ModKind) -> bool:

@@ -336,9 +336,9 @@ def not_one_of(what: str, value: Any, known: Sequence[str]) -> OptionError:
 
 def unknown(what: str, name: object, known: Sequence[str]) -> OptionError:
     """Return the error for an unknown name."""
+    hint = did_you_mean(name, known) or "."
     return OptionError(
-        f"{what} expects keys among {', '.join(known)}, got {name!r}"
-        + did_you_mean(name, known)
+        f"{what} has no key {name!r}{hint} The keys are {', '.join(known)}"
     )
 
 

@@ -317,7 +317,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "kernel-option": (
         errors.OptionError,
-        "kernel_options expects keys among BLOCK_M, .* got 'BLOCK_K'",
+        "kernel_options has no key 'BLOCK_K'; did you mean .* The keys are ",
         (Q, K, V),
         {"kernel_options": {"BLOCK_K": 32}},
     ),
@@ -526,3 +526,9 @@ def test_key_and_value_have_the_dtype_of_the_query(dtypes: tuple[torch.dtype]) -
         assert torch.equal(found, expected)
         gradients = [torch.autograd.grad(o.sum(), given) for o in (found, expected)]
         assert all(map(torch.equal, *gradients))
+
+
+def test_a_compiled_mod_is_refused() -> None:
+    mod: Any = torch.compile(lambda s, b, h, q, k: s * (1 + h), backend="eager")
+    with pytest.raises(errors.ModSignatureError, match="pass the function itself"):
+        flexc.flex_attention(Q, K, V, mod)
