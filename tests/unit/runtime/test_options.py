@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
     "precision-list": ({"FLOAT32_PRECISION": ["tf32"]}, "one of ieee, .* got .'tf32'"),
     "typo": ({"BLOK_M": 32}, "got 'BLOK_M'; did you mean 'BLOCK_M'"),
     "case": ({"block_n": 32}, "got 'block_n'; did you mean 'BLOCK_N'"),
-    "typo-of-one-way": ({"bwd_nonsense": 1}, "got 'bwd_nonsense'"),
+    "typo-of-one-way": ({"bwd_nonsense": 1}, "no key 'bwd_nonsense'"),
     "typo-of-own": ({"schedul": "simple"}, "did you mean 'schedule'"),
     "own-of-one-way": ({"fwd_schedule": "simple"}, "got 'fwd_schedule'; did you mean"),
     "schedule": ({"schedule": "overlapp"}, "did you mean 'overlap'"),
