@@ -80,7 +80,7 @@ def drawn_calls(mesh: DeviceMesh, examples: int) -> int:
 
 
 def few(mesh: DeviceMesh) -> int:
-    return drawn_calls(mesh, 12)
+    return drawn_calls(mesh, 8)
 
 
 def many(mesh: DeviceMesh) -> int:

@@ -127,7 +127,10 @@ REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
     "case": ({"block_n": 32}, "no key 'block_n'; did you mean 'BLOCK_N'"),
     "typo-of-one-way": ({"bwd_nonsense": 1}, "no key 'bwd_nonsense'"),
     "typo-of-own": ({"schedul": "simple"}, "did you mean 'schedule'"),
-    "own-of-one-way": ({"fwd_schedule": "simple"}, "no key 'fwd_schedule'; did you mean"),
+    "own-of-one-way": (
+        {"fwd_schedule": "simple"},
+        "no key 'fwd_schedule'; did you mean",
+    ),
     "schedule": ({"schedule": "overlapp"}, "did you mean 'overlap'"),
     "ignored-value": ({"USE_TMA": "yes"}, "USE_TMA expects True or False, got 'yes'"),
     "ignored-number": (
