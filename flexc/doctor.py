@@ -35,7 +35,7 @@ OPTIONAL = {
     "rich": "to see what is compiled",
     "transformers": 'for attn_implementation="flexc"',
 }
-"""Packages that flexc uses where they are installed, and what for."""
+"""Optional packages, and their use."""
 
 
 def doctor(args: argparse.Namespace) -> int:

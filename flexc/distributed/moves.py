@@ -84,7 +84,7 @@ class Moves:
         return Moves(self.rank, [(after, before) for before, after in self.sides])
 
     def result(self, own: Tensor, heads_first: bool = False, pieces: int = 1) -> Tensor:
-        """Return a tensor for the result, of so many pieces of heads.
+        """Return a new tensor for the result, with room for `pieces` pieces of heads.
 
         Rows that no rank sends are zeros.
         """

@@ -295,7 +295,7 @@ class SharedMemory:
         return wait
 
     def fence(self) -> None:
-        """Make later work wait for all that ranks have begun before."""
+        """Make later work wait for all earlier work of all ranks."""
         self._handle.barrier(timeout_ms=self._timeout)
 
 

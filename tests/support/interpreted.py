@@ -1,4 +1,4 @@
-"""Running tests with Triton's interpreter, which it chooses when it is imported.
+"""Run tests with Triton's interpreter, which Triton chooses when it is imported.
 
 A file's tests run in a process of their own, which the one test that other runs see
 starts. The interpreter's matrix product knows no bfloat16.
@@ -33,7 +33,7 @@ def interpreter_marks(timeout: int) -> list[pytest.MarkDecorator]:
 
 @starts_a_process
 def run_interpreted(request: pytest.FixtureRequest) -> None:
-    """Run the tests of a test's file, or a sample as large, where Triton interprets."""
+    """Run the tests of a test's file, or the same sample, by Triton's interpreter."""
     profile = settings.get_current_profile_name()
     options = ["-m", ""] if profile == "long" else []
     options += [f"--every={request.config.getoption('every')}"]
@@ -41,7 +41,7 @@ def run_interpreted(request: pytest.FixtureRequest) -> None:
 
 
 def interpret(*options: str, **variables: str) -> None:
-    """Run pytest with options in a process in which Triton interprets."""
+    """Run pytest with options in a process with Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
         env=os.environ | {"TRITON_INTERPRET": "1"} | variables,

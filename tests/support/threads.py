@@ -1,4 +1,4 @@
-"""Run tests with a number of torch's threads that they choose."""
+"""The number of torch's threads within a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads within, and as many as before afterwards."""
+    """Set torch's number of threads within a `with` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -195,7 +195,7 @@ class KeyRangesAttr(ParametrizedAttribute):
 
 @irdl_attr_definition
 class FloatRangeAttr(ParametrizedAttribute):
-    """The bounds of numbers, which are finite: `#flex.float_range<-20.0, 20.0>`."""
+    """The finite bounds of numbers: `#flex.float_range<-20.0, 20.0>`."""
 
     name = "flex.float_range"
 

@@ -189,7 +189,7 @@ def explain_mask(
 
 
 def check_inputs(dtype: object, head_dim: object, device: str) -> None:
-    """Check a dtype and a head dimension of calls on a type of device."""
+    """Check the dtype and the head dimension of calls on a type of device."""
     if dtype not in (known := DTYPES.get(device, DTYPES["cpu"])):
         names = ", ".join(str(d).removeprefix("torch.") for d in known)
         raise DtypeError(f"dtype expects one of {names} on {device}, got {dtype}")

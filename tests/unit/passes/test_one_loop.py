@@ -76,7 +76,7 @@ class Call:
         return *make_module(call), exact
 
     def made(self, score_mod: Any, outputs: Outputs) -> tuple[Attention, Reference]:
-        """Return the call with a score mod, and what it should give."""
+        """Return the call with a score mod, and its expected result."""
         (query, key, value), mask_mod = self.inputs(), MASKS[self.mask]
         mask: Any = mask_mod
         if self.tables:
