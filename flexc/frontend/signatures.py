@@ -68,7 +68,10 @@ def check_callable(kind: ModKind, mod: Any, sizes: Sequence[int] | None = None) 
 
 
 def _is_compiled(mod: Mod) -> bool:
-    """Return True if a function is the result of `torch.compile`."""
+    """Return True if a function is the result of `torch.compile`.
+
+    Dynamo marks the functions that it wraps, and those that it must not trace.
+    """
     wraps = hasattr(mod, "_torchdynamo_orig_callable")
     return wraps and not getattr(mod, "_torchdynamo_disable", False)
 

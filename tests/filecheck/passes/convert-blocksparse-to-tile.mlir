@@ -317,6 +317,34 @@ func.func @bounded_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x
   func.return
 }
 
+// Narrow values are widened to fp16, so their weights are of fp16 too.
+// CHECK-LABEL: tile.kernel @bounded_weights_of_narrow_values(
+func.func @bounded_weights_of_narrow_values(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64xf16>, %v : tensor<?x?x?x64xf8E5M2>,
+    %scale : f32) {
+  // CHECK: tile.reduce max
+  %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf8E5M2> scale(%scale : f32)
+      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = #flex.float_range<-20.0, 20.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
 // CHECK-LABEL: tile.kernel @close_weights_of_fp16(
 func.func @close_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64xf16>, %v : tensor<?x?x?x64xf16>,
     %scale : f32) {

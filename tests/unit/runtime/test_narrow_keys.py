@@ -138,6 +138,6 @@ def test_scores_with_bounds(
     exact = query.to(dtype).float(), key.float(), value.float()
     query, key, value = exact
     expected = attend(query, key=key, value=value, score_mod=capped)
-    # Values reach 16, and are rounded once more.
+    # Weights, their sum, quotients and results are rounded; values reach 16.
     tolerance = 16 * torch.finfo(dtype).eps * 4
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=1e-5)
