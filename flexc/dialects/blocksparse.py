@@ -330,6 +330,9 @@ class PairSumsOp(flex.PairSumsLike, TiledOp):
 
     name = "blocksparse.pair_sums"
 
+    rising = opt_prop_def(UnitAttr)
+    """True if later rows see no earlier block of columns, first or last."""
+
     assembly_format = flex.PAIR_SUMS_FORMAT + " `segments` $segments"
 
 

@@ -305,6 +305,65 @@ def unpack_pairs(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.convert_layout(pairs.to(DTYPE, bitcast=True), LAYOUT, assert_trivial=True)
 
 
+@gluon.jit
+def await_progress(progress, program, least, known):
+    """Wait until a program's progress is at least a number, and return its progress.
+
+    Asynchronous copies that start afterwards come after what that program wrote.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        mov.b32 $0, $3;
+        setp.ge.s32 p, $3, $2;
+        @p bra done;
+        again:
+        ld.acquire.gpu.global.b32 $0, [$1];
+        setp.lt.s32 p, $0, $2;
+        @p bra again;
+        fence.proxy.async.global;
+        done:
+        }""",
+        "=&r,l,r,r",
+        [progress + program, least, known],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def await_writes(OUTSTANDING: gl.constexpr):
+    """Wait until at most OUTSTANDING copies out are not in memory yet."""
+    CODE: gl.constexpr = f"cp.async.bulk.wait_group {OUTSTANDING}; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(CODE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def report_progress(progress, program, number):
+    """Set a program's progress, for a role of one warp.
+
+    Any of the warp's lanes may have started and awaited copies out, and one lane
+    releases what all of them have seen. Copies that were awaited need no fence.
+    """
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .b32 lane;
+        bar.warp.sync 0xffffffff;
+        mov.u32 lane, %laneid;
+        setp.eq.u32 p, lane, 0;
+        @p st.release.gpu.global.b32 [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r",
+        [progress + program, number],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 FIRST_TURN = gl.constexpr(10)
 """The first of the 16 named barriers that is for turns.
 

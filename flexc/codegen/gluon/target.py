@@ -104,9 +104,10 @@ def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
 
 
 GLUON_WORDS = (
-    "add_out barriers copy_in copy_out fence_async_shared gl gluon keep_columns "
-    "mbarrier pack_pairs partial_sums pass_turn read_diagonals take_turn tile_of tma "
-    "unpack_pairs vector_of warpgroup_mma warpgroup_mma_wait widen"
+    "add_out await_progress await_writes barriers copy_in copy_out fence_async_shared "
+    "gl gluon keep_columns mbarrier pack_pairs partial_sums pass_turn read_diagonals "
+    "report_progress take_turn tile_of tma unpack_pairs vector_of warpgroup_mma "
+    "warpgroup_mma_wait widen"
 )
 
 COPIES = schedule.CopyInOp | schedule.CopyOutOp
@@ -143,6 +144,8 @@ class GluonPrinter(TilePrinter):
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
         schedule.TakeTurnOp: "take_turn",
+        tile.AwaitProgressOp: "await_progress",
+        tile.ReportProgressOp: "report_progress",
         tile.KeepColumnsOp: "keep_columns",
         tile.PackPairsOp: "pack_pairs",
         tile.PartialSumsOp: "partial_sums",
@@ -198,6 +201,8 @@ class GluonPrinter(TilePrinter):
     def support_name(self, op: Operation) -> str | None:
         if isinstance(op, schedule.CopyOutOp) and op.adds is not None:
             return "add_out"
+        if isinstance(op, schedule.AwaitCopiesOp) and op.written is not None:
+            return "await_writes"
         return super().support_name(op)
 
     def print_entry(self, kernel: tile.KernelOp) -> str:
@@ -405,7 +410,19 @@ class GluonPrinter(TilePrinter):
 
     @print_statement.register
     def _(self, op: schedule.AwaitCopiesOp) -> None:
-        self.line(f"tma.store_wait({op.outstanding.value.data})")
+        outstanding = op.outstanding.value.data
+        if op.written is not None:
+            self.line(f"await_writes({outstanding})")
+        else:
+            self.line(f"tma.store_wait({outstanding})")
+
+    @print_statement.register
+    def _(self, op: tile.AwaitProgressOp) -> None:
+        self.assign_call(op.seen, "await_progress", self.args(*op.operands))
+
+    @print_statement.register
+    def _(self, op: tile.ReportProgressOp) -> None:
+        self.line(f"report_progress({', '.join(self.args(*op.operands))})")
 
     @print_statement.register
     def _(self, op: schedule.WriteViewOp) -> None:

@@ -213,6 +213,11 @@ class PairSumsLike(PairsOp):
     sums = prop_def(ArrayAttr[SumAttr])
     transposed = opt_prop_def(UnitAttr)
     """True if rows are keys and columns are queries."""
+    in_order = opt_prop_def(UnitAttr)
+    """True if sums by column have equal bits at every run.
+
+    Programs of the same columns then add to them in a fixed order.
+    """
 
     pairs = region_def("single_block")
 

@@ -67,10 +67,13 @@ from flexc.dialects.tile.cpu_products import (
 )
 from flexc.dialects.tile.kernel import (
     GRID_OF,
+    PROGRESS,
     AwaitKernelsOp,
+    AwaitProgressOp,
     DimOp,
     KernelOp,
     ProgramIdOp,
+    ReportProgressOp,
     ReturnOp,
     StrideOp,
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     I32,
     AffineMapAttr,
     ArrayAttr,
@@ -33,6 +34,8 @@ from xdsl.traits import (
     HasParent,
     IsolatedFromAbove,
     IsTerminator,
+    MemoryReadEffect,
+    MemoryWriteEffect,
     Pure,
     SymbolOpInterface,
 )
@@ -170,6 +173,82 @@ class AwaitKernelsOp(IRDLOperation):
     name = "tile.await_kernels"
     traits = traits_def(HasParent(KernelOp))
     assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class AwaitProgressOp(IRDLOperation):
+    """Wait until the progress of a program is at least a number; return its progress.
+
+    A program's progress is a number in memory, 0 when the kernel starts, which does not
+    fall. What a program did before `tile.report_progress` is seen by programs that
+    await the number. A program may await those that are launched before it: they run,
+    whatever the number of programs that run at once. Memory is not read if the progress
+    is `known` to suffice.
+
+    ```mlir
+    %seen = tile.await_progress %progress[%earlier] at_least %n known %before
+        : memref<?xi32>
+    ```
+    """
+
+    name = "tile.await_progress"
+
+    progress = operand_def(MemRefType)
+    program = operand_def(i32)
+    least = operand_def(i32)
+    known = operand_def(i32)
+    seen = result_def(i32)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$progress `[` $program `]` `at_least` $least `known` $known attr-dict "
+        "`:` type($progress)"
+    )
+
+    def __init__(
+        self, progress: SSAValue, program: SSAValue, least: SSAValue, known: SSAValue
+    ):
+        super().__init__(operands=[progress, program, least, known], result_types=[i32])
+
+    def verify_(self) -> None:
+        verify_progress(self.progress)
+
+
+@irdl_op_definition
+class ReportProgressOp(IRDLOperation):
+    """Set the progress of a program, after all that it has done so far.
+
+    Copies out of shared memory count if they were awaited as `written`.
+
+    ```mlir
+    tile.report_progress %progress[%own] %n : memref<?xi32>
+    ```
+    """
+
+    name = "tile.report_progress"
+
+    progress = operand_def(MemRefType)
+    program = operand_def(i32)
+    number = operand_def(i32)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = "$progress `[` $program `]` $number attr-dict `:` type($progress)"
+
+    def __init__(self, progress: SSAValue, program: SSAValue, number: SSAValue):
+        super().__init__(operands=[progress, program, number])
+
+    def verify_(self) -> None:
+        verify_progress(self.progress)
+
+
+def verify_progress(progress: SSAValue) -> None:
+    """Verify the type of the numbers of all programs."""
+    if progress.type != PROGRESS:
+        raise VerifyException(f"progress expects {PROGRESS}, got {progress.type}")
+
+
+PROGRESS = MemRefType(i32, [DYNAMIC_INDEX])
+"""The type of the progress of a kernel's programs, one number for each."""
 
 
 @irdl_op_definition

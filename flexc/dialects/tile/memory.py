@@ -195,9 +195,15 @@ class AddToOp(IRDLOperation):
     added. With `checked`, elements outside the memref are not added; it lists the
     dimensions along which there may be such elements.
 
+    With `progress`, atomic additions have an order: this one waits until the progress
+    of program `%earlier` is at least `%least`, and then sets that of program `%own` to
+    `%done`, as `tile.await_progress` and `tile.report_progress` do.
+
     ```mlir
     tile.add_to %d, %sums[%b, %h, %m, %at] : !tile.tile<128xf32>, memref<...>
     tile.add_to %w, %dk[%p, %b, %h, %n, %c0] count %left : !tile.tile<64x64xf32>, ...
+    tile.add_to atomic %w, %dq[%b, %h, %m, %c0]
+      progress %progress[%earlier, %least, %own, %done] : memref<?xi32> ...
     ```
     """
 
@@ -207,6 +213,8 @@ class AddToOp(IRDLOperation):
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
+    progress = opt_operand_def(MemRefType)
+    turn = var_operand_def(i32)
     atomic = opt_prop_def(UnitAttr)
     checked = prop_def(
         DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
@@ -216,7 +224,8 @@ class AddToOp(IRDLOperation):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
         "(`atomic` $atomic^)? $value `,` $memref `[` $indices `]` "
-        "(`checked` $checked^)? (`count` $count^)? attr-dict "
+        "(`checked` $checked^)? (`count` $count^)? "
+        "(`progress` $progress^ `[` $turn `]` `:` type($progress))? attr-dict "
         "`:` type($value) `,` type($memref)"
     )
 
@@ -228,9 +237,11 @@ class AddToOp(IRDLOperation):
         count: SSAValue | None = None,
         checked: Sequence[int] = (),
         atomic: bool = False,
+        progress: SSAValue | None = None,
+        turn: Sequence[SSAValue] = (),
     ):
         super().__init__(
-            operands=[value, memref, indices, count],
+            operands=[value, memref, indices, count, progress, turn],
             properties={
                 "checked": DenseArrayBase.from_list(i32, checked),
                 "atomic": UnitAttr() if atomic else None,
@@ -240,6 +251,12 @@ class AddToOp(IRDLOperation):
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)
         _verify_checked(self.checked, self.value.type)
+        expected = 0 if self.progress is None else 4
+        if len(self.turn) != expected or (expected and self.atomic is None):
+            raise VerifyException(
+                "progress expects an atomic addition, and four numbers: the earlier "
+                "program, its least progress, this program and its progress then"
+            )
 
 
 def _verify_checked(checked: DenseArrayBase[I32], tile: Attribute) -> None:

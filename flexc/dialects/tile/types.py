@@ -220,6 +220,7 @@ class ParamKind(StrEnum):
     DESCRIPTOR = "descriptor"
     DIM = "dim"
     STRIDE = "stride"
+    PROGRESS = "progress"
 
 
 @irdl_attr_definition
@@ -230,7 +231,8 @@ class ParamAttr(ParametrizedAttribute):
     `#tile.param<stride 0, 2>` is the stride, in elements, of dimension 2 of its first
     argument. `#tile.param<stride 0, 2 / 8>` is that stride divided by 8, of which it is
     known to be a multiple. `#tile.param<descriptor 0 box 64x128>` describes the first
-    argument to copies of 64 rows of 128 elements.
+    argument to copies of 64 rows of 128 elements. `#tile.param<progress 0>` is not
+    given: it is the progress of programs, a zero for each program of the grid.
     """
 
     name = "tile.param"

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects import arith, func
+from xdsl.dialects.builtin import ModuleOp, UnitAttr, i32
 from xdsl.ir import Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -27,10 +28,15 @@ from xdsl.pattern_rewriter import (
     op_type_rewrite_pattern,
 )
 from xdsl.rewriter import InsertPoint
+from xdsl.transforms.common_subexpression_elimination import (
+    CommonSubexpressionElimination,
+)
 
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import AttentionOp, PairSumsOp, SegmentKind, SegmentOp
 from flexc.dialects.flex import SumKind
+from flexc.dialects.mod_region import yielded
+from flexc.errors import ScheduleError
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 from flexc.passes.tile.tile_access import element_width
 
@@ -296,6 +302,8 @@ class MergeIntoOne(RewritePattern):
         segments = segments_of(op)
         if not segments or not may_be_merged(segments) or stores_blocks(op):
             return
+        if isinstance(op, PairSumsOp) and op.in_order is not None:
+            check_rising(op, segments)
         # Every program has rows.
         if is_split(op) or not rows_see_columns(op):
             has_columns = op.has_pairs is not None
@@ -305,6 +313,33 @@ class MergeIntoOne(RewritePattern):
             replace(segments, SegmentMerger(segments, nonempty=True).merge(), rewriter)
         else:
             segments[0].nonempty = UnitAttr()
+
+
+def check_rising(op: PairSumsOp, segments: Sequence[SegmentOp]) -> None:
+    """Raise `ScheduleError` unless programs visit blocks of columns in rising order.
+
+    That is so if each segment begins where the one before it ends, and has block i at
+    iteration i.
+    """
+    if op.tables or not all(is_plain(segment.block) for segment in segments):
+        raise ScheduleError("blocks of columns are not visited in rising order")
+    region, code = SegmentMerger.like(segments[0].bounds)
+    ranges = SegmentMerger(segments).ranges(code, region.block.args)
+    end = flex.YieldOp(*(value for pair in ranges for value in pair))
+    code.builder.insert(end)
+    types = region.block.arg_types
+    bounds = func.FuncOp("bounds", (types, [i32] * len(end.operands)), region)
+    CommonSubexpressionElimination().apply(Context(), ModuleOp([bounds]))
+    for last, first in zip(end.operands[1:-1:2], end.operands[2::2], strict=True):
+        if last is not first:
+            raise ScheduleError("segments are not visited in rising order")
+
+
+def is_plain(block: Region) -> bool:
+    """Return True if an iteration visits the block of its number."""
+    (start,) = yielded(block.block)
+    i = block.block.args[ITERATION]
+    return isinstance(start.owner, arith.MuliOp) and i in start.owner.operands
 
 
 def segments_of(op: AttentionOp | PairSumsOp) -> list[SegmentOp]:

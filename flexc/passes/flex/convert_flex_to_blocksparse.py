@@ -36,7 +36,11 @@ from flexc.dialects.mod_region import yielded
 from flexc.errors import OptionError
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.masks.segments.mask_problem import MaskProblem, sparse_block
-from flexc.passes.masks.segments.segment_builder import build_segments, order_of
+from flexc.passes.masks.segments.segment_builder import (
+    build_segments,
+    is_rising,
+    order_of,
+)
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.targets import target_named
@@ -159,9 +163,13 @@ class ConvertPairSums(RewritePattern):
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op)
-        segments = self.options.segments(problem, sizes, in_order=True)
+        in_order = op.in_order is not None
+        segments = self.options.segments(problem, sizes, True, ascending=in_order)
         segments = Region(Block(segments))
-        properties = kept_properties(op) | self.options.tiling(problem, sizes)
+        properties = kept_properties(op)
+        properties |= self.options.tiling(problem, sizes, in_order)
+        if in_order and is_rising(problem, sizes):
+            properties["rising"] = UnitAttr()
         if (part := self.options.part_rows(op.rows, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
         first, pairs = op.first_index, op.detach_region(op.pairs)
@@ -181,7 +189,8 @@ class ConvertPairSums(RewritePattern):
 
 def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
     """Return the properties of an op over pairs that the lowering keeps."""
-    own = ("products", "sums", "transposed", "key_ranges", "no_key_ranges")
+    own = ("products", "sums", "transposed", "in_order")
+    own += ("key_ranges", "no_key_ranges")
     known = op.facts() | {n: op.properties[n] for n in own if n in op.properties}
     return known
 
@@ -248,8 +257,10 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):
             PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
 
-    def tiling(self, problem: MaskProblem, sizes: TileSizes) -> dict[str, Attribute]:
-        """Return the properties for tile sizes and for the order of tiles."""
+    def tiling(
+        self, problem: MaskProblem, sizes: TileSizes, in_order: bool = False
+    ) -> dict[str, Attribute]:
+        """Return the properties for tile sizes and for the order of programs."""
         properties: dict[str, Attribute] = {
             "block_m": IntegerAttr(sizes.block_m, i32),
             "block_n": IntegerAttr(sizes.block_n, i32),
@@ -259,7 +270,10 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
         if sizes.residents > 1:
             properties["residents"] = IntegerAttr(sizes.residents, i32)
-        if (order := order_of(problem, sizes)) is not None:
+        order = order_of(problem, sizes)
+        if in_order:
+            order = blocksparse.TileOrder.DESCENDING
+        if order is not None:
             properties["order"] = blocksparse.TileOrderAttr(order)
             if (heads := self.rules.heads_per_group) is not None:
                 properties["heads_per_group"] = IntegerAttr(heads, i32)
@@ -313,14 +327,18 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         )
 
     def segments(
-        self, problem: MaskProblem, sizes: TileSizes, in_order: bool
+        self,
+        problem: MaskProblem,
+        sizes: TileSizes,
+        in_order: bool,
+        ascending: bool = False,
     ) -> list[SegmentOp]:
         """Return the segments of an op for the target's loops.
 
-        With `in_order`, one loop visits partial and full blocks in their order.
+        See `build_segments` for `in_order` and `ascending`.
         """
         in_order = in_order and self.rules.one_loop
-        return build_segments(problem, sizes, self.trims, in_order)
+        return build_segments(problem, sizes, self.trims, in_order, ascending)
 
     @property
     def trims(self) -> bool:

@@ -106,15 +106,17 @@ class HostFunction:
         transposed: bool = False,
         origin: Sequence[SSAValue] = (),
         plus: Sequence[SSAValue] = (),
+        in_order: bool = False,
     ) -> Sequence[SSAValue]:
         """Launch a kernel for sums over pairs; return its results, () without sums.
 
-        The last sums are added to `plus`.
+        The last sums are added to `plus`, with equal bits at every run if `in_order`.
         """
         if not sums:
             return ()
-        writer = PairSumsWriter(self, code, sums, transposed)
-        return self.kernel(suffix, writer.write(origin), plus)
+        op = PairSumsWriter(self, code, sums, transposed).write(origin)
+        op.in_order = UnitAttr() if in_order else None
+        return self.kernel(suffix, op, plus)
 
     def map_rows(
         self,

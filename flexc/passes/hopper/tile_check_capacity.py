@@ -42,16 +42,19 @@ class TileCheckCapacityPass(ModulePass):
 
 
 def threads(roles: Iterable[RoleOp]) -> int:
-    """Return the threads of all copies, each rounded up to whole warp groups."""
-    return sum(
-        role.copies.value.data * -(-role.warps.value.data // PART_WARPS) * GROUP_THREADS
-        for role in roles
-    )
+    """Return the threads of all copies, in whole warp groups."""
+    warps = sum(role.copies.value.data * role.warps.value.data for role in roles)
+    return -(-warps // PART_WARPS) * GROUP_THREADS
 
 
 def registers(roles: Iterable[RoleOp]) -> int:
-    """Return the registers of all threads."""
-    return sum(threads([role]) * role.registers.value.data for role in roles)
+    """Return the registers of all threads; roles of a part of a group share groups."""
+    whole, small = list[RoleOp](), list[RoleOp]()
+    for role in roles:
+        (small if role.warps.value.data % PART_WARPS else whole).append(role)
+    most = max((role.registers.value.data for role in small), default=0)
+    of_whole = sum(threads([role]) * role.registers.value.data for role in whole)
+    return of_whole + threads(small) * most
 
 
 def check_roles(op: RolesOp) -> None:

@@ -43,6 +43,7 @@ from flexc.passes.tile.tile_access import (
     Accesses,
     accessed_tile,
     has_count,
+    index_position,
     is_zeros,
 )
 from flexc.passes.tile.tile_values import (
@@ -162,9 +163,8 @@ class RowSplitter:
             return [0] if self.dims.along(op.result, self.row) else []
         if not isinstance(op, Accesses):
             return []
-        value = accessed_tile(op)
-        last = len(op.operands) - rank(value)
-        return [last + dim for dim in self.dims.along(value, self.row)]
+        dims = self.dims.along(accessed_tile(op), self.row)
+        return [index_position(op, dim) for dim in dims]
 
     def shrink(self, ops: Iterable[Operation]) -> None:
         """Give all tiles of rows the size of a part."""
@@ -188,7 +188,7 @@ class RowSplitter:
 
 def start_of(op: Stores) -> SSAValue:
     """Return the index of the first row that an op stores to."""
-    return op.operands[len(op.operands) - rank(op.value)]
+    return op.operands[index_position(op, 0)]
 
 
 def is_atomic(op: Operation) -> TypeGuard[tile.AddToOp]:
@@ -231,7 +231,7 @@ def share_row_sum(dot: tile.DotOp, part: SSAValue, parts: int) -> None:
     (use,) = dot.result.uses
     add = use.operation
     assert is_atomic(add)
-    shift(add, [len(add.operands) - 2 + split], offset)
+    shift(add, [index_position(add, split)], offset)
     add.operands[0] = total
     turned = dot.lhs.owner
     Rewriter.erase_op(dot)

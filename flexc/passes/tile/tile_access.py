@@ -99,6 +99,15 @@ def accessed_tile(op: Accesses) -> SSAValue:
     return op.result if isinstance(op, tile.LoadOp) else op.value
 
 
+def index_position(op: Accesses, dim: int) -> int:
+    """Return the position, among an op's operands, of the index of a tile's dimension.
+
+    The tensor, and the tile that is stored, come before the indices.
+    """
+    before = 1 if isinstance(op, tile.LoadOp) else 2
+    return before + len(op.indices) - len(shape_of(accessed_tile(op).type)) + dim
+
+
 def has_count(op: Operation) -> bool:
     """Return True if an op uses only the first `count` elements of a dimension."""
     return isinstance(op, COUNTED) and op.count is not None

@@ -116,13 +116,13 @@ class DerivativeFacts:
         proofs = self.compiled.proofs(call.query, call.key, self.captures)
         # The tiles of derivatives do not depend on the number of keys.
         proofs = replace(proofs, few_keys=False)
-        build, deterministic = self.compiled.build, call.deterministic
 
         def simple() -> flex.AttentionOp:
             return self.compiled.simple(proofs)
 
-        for way in ways(build, simple, along, deterministic):
-            program = program_for(self.compiled, proofs, derivative, way)
+        for way in ways(call, self.compiled.build, simple, along):
+            in_order = call.deterministic and way == "keys"
+            program = program_for(self.compiled, proofs, derivative, way, in_order)
             if not program.is_refused:
                 return program
         raise AssertionError("two kernels serve every derivative")
@@ -254,15 +254,19 @@ def is_moderate(call: Attention, compiled: Compiled) -> bool:
 
 
 def program_for(
-    compiled: Compiled, proofs: Proofs, derivative: Derivative, one_pass: OnePass
+    compiled: Compiled,
+    proofs: Proofs,
+    derivative: Derivative,
+    one_pass: OnePass,
+    in_order: bool,
 ) -> Program:
     """Return the program of a derivative, made once. Its kernels start to compile."""
     programs = _programs.setdefault(compiled, {})
-    key = (proofs, derivative, one_pass)
+    key = (proofs, derivative, one_pass, in_order)
     if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
-        expand(expanded, one_pass)
+        expand(expanded, one_pass, in_order)
         roles = may_have_roles(
             compiled.build, lambda: compiled.simple(proofs), derivative.along
         )
@@ -297,23 +301,32 @@ def roles_of(op: flex.PairSumsOp) -> Roles:
 
 
 def ways(
+    call: Attention,
     build: Build,
     simple: Callable[[], flex.AttentionOp],
     along: Sequence[str],
-    deterministic: bool,
 ) -> list[OnePass]:
     """Return which kernels may compute a derivative, the preferred ones first.
 
     `simple` returns the simplified attention op.
 
-    A GPU adds to sums by column in any order, and needs a schedule with roles, whose
-    registers hold two sums of rows that are not wide.
+    A GPU needs a schedule with roles to add to sums by column, and registers that hold
+    two sums of rows that are not wide.
     """
     if not build.for_gpu:
         return [target_named(build.target).one_pass]
-    if deterministic or build.call.widest > WIDE:
+    if build.call.widest > WIDE or (call.deterministic and not has_order(call)):
         return ["none"]
     return ["keys", "none"] if may_have_roles(build, simple, along) else ["none"]
+
+
+def has_order(call: Attention) -> bool:
+    """Return True if programs may add to sums by column in a fixed order.
+
+    Tables may list blocks in any order. Where heads share keys, programs would wait
+    longer for each other than a second kernel takes.
+    """
+    return call.tables is None and call.query.shape[:2] == call.key.shape[:2]
 
 
 def may_have_roles(

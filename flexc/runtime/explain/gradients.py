@@ -38,7 +38,7 @@ BlockSource = Literal["no mask", "bounds", "tables", "every pair"]
 QUERIES = "blocks of queries"
 
 ONE_PASS = (
-    "added by atomics in any order, by the kernel that computes key and value; summed "
+    "added by atomics in {} order, by the kernel that computes key and value; summed "
     "by a kernel of its own if no schedule suits the mods"
 )
 
@@ -111,7 +111,7 @@ class GradientFacts:
         for captured in self.captured:
             yield captured.name, str(captured)
         if self.one_pass:
-            yield "query", ONE_PASS
+            yield "query", ONE_PASS.format("a fixed" if self.deterministic else "any")
         yield QUERIES, f"{self.way}: {self.why}"
 
 
@@ -124,7 +124,8 @@ def gradients_of(subject: Subject) -> GradientFacts:
     varies = any(read.atomics for c in captured if c.wanted for read in c.reads)
     one_pass = computes_in_one_pass(subject)
     found = queries_of_keys(subject)
-    return GradientFacts(captured, *found, not (varies or one_pass), one_pass)
+    varies |= one_pass and not subject.call.deterministic
+    return GradientFacts(captured, *found, not varies, one_pass)
 
 
 def computes_in_one_pass(subject: Subject) -> bool:
@@ -133,7 +134,7 @@ def computes_in_one_pass(subject: Subject) -> bool:
     wants = call.query.requires_grad, call.key.requires_grad or call.value.requires_grad
     if not (build.for_gpu and all(wants)):
         return False
-    return "keys" in ways(build, lambda: subject.simple, (), call.deterministic)
+    return "keys" in ways(call, build, lambda: subject.simple, ())
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:

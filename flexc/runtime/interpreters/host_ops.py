@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ def run_kernel(
 def run_programs(
     interpreter: Interpreter, kernel: KernelOp, call: Sequence[object]
 ) -> None:
-    """Run the programs one after another.
+    """Run the programs one after another, as a GPU starts them: the first axis first.
 
     The grid is computed from the first argument, or from the argument that the kernel's
     `GRID_OF` attribute names.
@@ -70,12 +71,13 @@ def run_programs(
     first = call[number.value.data if isinstance(number, IntegerAttr) else 0]
     if not isinstance(first, Tensor):
         raise InterpretationError("expected a tensor as the first argument")
+    grid = grid_of(kernel, first)
     values = tuple(
-        kernel_argument(call, param, arg.type)
+        kernel_argument(call, param, arg.type, grid)
         for param, arg in zip(kernel.params, kernel.body.block.args, strict=True)
     )
-    for position in product(*(range(n) for n in grid_of(kernel, first))):
-        padded = (*position, *(0 for _ in range(3 - len(position))))
+    for position in product(*(range(n) for n in reversed(grid))):
+        padded = (*reversed(position), *(0 for _ in range(3 - len(position))))
         interpreter.set_data(TileFunctions, PROGRAM, padded)
         with program(interpreter):
             interpreter.run_ssacfg_region(kernel.body, values, "kernel")
@@ -90,7 +92,9 @@ def written_types(kernel: KernelOp) -> dict[int, MemRefType]:
     """Return the positions and types of the call's arguments that a kernel writes."""
     pairs = zip(kernel.params, kernel.body.block.args, strict=True)
     written = {
-        p.source.data: a.type for p, a in pairs if isinstance(a.type, MemRefType)
+        p.source.data: a.type
+        for p, a in pairs
+        if isinstance(a.type, MemRefType) and p.kind.data != ParamKind.PROGRESS
     }
     return dict(sorted(written.items()))
 
@@ -123,9 +127,14 @@ def attention_output(call: Sequence[object], type_: MemRefType) -> Tensor:
 
 
 def kernel_argument(
-    call: Sequence[object], param: ParamAttr, type_: Attribute
+    call: Sequence[object],
+    param: ParamAttr,
+    type_: Attribute,
+    grid: Sequence[int],
 ) -> Tensor:
     """Return the value that a kernel's parameter takes from the call's arguments."""
+    if param.kind.data == ParamKind.PROGRESS:
+        return torch.zeros(prod(grid), dtype=torch.int32)
     source = call[param.source.data]
     if param.kind.data in (ParamKind.ARGUMENT, ParamKind.DESCRIPTOR):
         return as_value(source, type_)

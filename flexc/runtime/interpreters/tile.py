@@ -16,6 +16,7 @@ from xdsl.interpreter import (
     impl_terminator,
     register_impls,
 )
+from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import tile
 from flexc.dialects.tile.types import ReduceKind
@@ -30,13 +31,36 @@ from flexc.runtime.interpreters.memory import (
     store_tile,
     write_storage,
 )
-from flexc.runtime.interpreters.schedule import read_operand
+from flexc.runtime.interpreters.schedule import at_switch, read_operand
 from flexc.runtime.interpreters.values import dense_array, dtype_of
 
 PROGRAM = "program"
 """The key of the interpreter's data for the position of the running program."""
 
 Broadcast = Callable[[Tensor], Tensor]
+
+
+def await_progress(
+    progress: Tensor, program: Tensor, least: Tensor, known: Tensor
+) -> Tensor:
+    """Return the progress of a program that has ended, unless it is known to suffice.
+
+    Programs run one after another, in the order in which they are launched. Raise
+    InterpretationError if the progress is too little.
+    """
+    if known >= least:
+        return known
+    if progress[program] < least:
+        raise InterpretationError(
+            f"expected program {int(program)} to reach {int(least)} before this one, "
+            f"got {int(progress[program])}: a deadlock"
+        )
+    return progress[program].clone()
+
+
+def report_progress(progress: Tensor, program: Tensor, number: Tensor) -> None:
+    """Set the progress of a program."""
+    progress[program] = number
 
 
 @register_impls
@@ -155,9 +179,31 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.AddToOp, args: PythonValues
     ) -> PythonValues:
         value, memref, *indices = args
+        turn: list[Tensor] = []
+        if op.progress is not None:
+            *indices, progress, earlier, least, own, done = indices
+            await_progress(progress, earlier, least, torch.zeros_like(least))
+            turn = [progress, own, done]
         if op.count is not None:
             value = value[: int(indices.pop())]
         add_tile(value, memref, indices, op.checked.get_values())
+        if turn:
+            report_progress(*turn)
+        return ()
+
+    @impl(tile.AwaitProgressOp)
+    def run_await_progress(
+        self, interpreter: Interpreter, op: tile.AwaitProgressOp, args: PythonValues
+    ) -> PythonValues:
+        at_switch(interpreter)
+        return (await_progress(*args),)
+
+    @impl(tile.ReportProgressOp)
+    def run_report_progress(
+        self, interpreter: Interpreter, op: tile.ReportProgressOp, args: PythonValues
+    ) -> PythonValues:
+        at_switch(interpreter).current.check_written()
+        report_progress(*args)
         return ()
 
     @impl(tile.ScatterAddOp)

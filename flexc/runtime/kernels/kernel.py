@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
@@ -33,6 +35,8 @@ def getter(param: ParamSpec) -> Getter:
             return lambda args: args[source].stride(dim) // unit
         case "stride":
             return lambda args: args[source].stride(dim)
+        case "progress":
+            return lambda args: args[-1]
         case _:
             return lambda args: args[source]
 
@@ -43,6 +47,7 @@ class Kernel:
     def __init__(self, spec: KernelSpec):
         self.spec = spec
         self._getters = tuple(getter(p) for p in spec.params)
+        self.reports_progress = any(p.kind == "progress" for p in spec.params)
         self.loaded: Loaded = TARGETS[spec.target].load(spec)
         self.grid = lru_cache(maxsize=1024)(spec.grid_function)
 
@@ -60,6 +65,8 @@ class Kernel:
         workload needs takes longer than the workload.
         """
         grid, origins = self.grid(b, h, n), partial(self.origins, args)
+        if self.reports_progress:
+            args = [*args, no_progress(grid, args)]
         launch(self.loaded, grid, self.values(args), threads, origins)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
@@ -72,6 +79,12 @@ class Kernel:
             (args[p.source], p.kind, p.dim, p.unit) if p.kind in SIZES else None
             for p in self.spec.params
         ]
+
+
+def no_progress(grid: Sequence[int], args: Sequence[Any]) -> Tensor:
+    """Return a zero for each program of a grid, on the device of the arguments."""
+    device = next(a.device for a in args if isinstance(a, Tensor))
+    return torch.zeros(prod(grid), dtype=torch.int32, device=device)
 
 
 def launch(

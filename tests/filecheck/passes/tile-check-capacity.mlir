@@ -19,6 +19,25 @@ tile.kernel @fits(%c : i1 #tile.param<argument 0>)
 
 // -----
 
+// Two roles of one warp share a group of four.
+// CHECK: tile.role "writer"
+tile.roles {
+  tile.role "consumer" copies 2 warps 4 registers 240 {
+  ^bb0(%part : i32):
+    tile.end
+  }
+  tile.role "producer" copies 1 warps 1 registers 24 {
+  ^bb0(%part : i32):
+    tile.end
+  }
+  tile.role "writer" copies 1 warps 1 registers 24 {
+  ^bb0(%part : i32):
+    tile.end
+  }
+}
+
+// -----
+
 // CHECK: registers expects a multiple of 8 from 24 to 240, got 100
 tile.roles {
   tile.role "a" copies 1 warps 4 registers 100 {
@@ -56,7 +75,7 @@ tile.roles {
 
 // CHECK: expects at most 1024 threads, got 1152
 tile.roles {
-  tile.role "a" copies 9 warps 1 registers 24 {
+  tile.role "a" copies 9 warps 4 registers 24 {
   ^bb0(%part : i32):
     tile.end
   }

@@ -332,18 +332,25 @@ class AwaitCopiesOp(IRDLOperation):
     """A wait until at most `outstanding` copies out of this role read their slots.
 
     The slots of the other copies may be used again. The copied elements are in global
-    memory when the kernel ends: no op of this kernel may read them there.
+    memory when the kernel ends: no op of this kernel may read them there. With
+    `written`, they are there after the wait.
     """
 
     name = "tile.await_copies"
 
     outstanding = prop_def(IntegerAttr[I32])
+    written = opt_prop_def(UnitAttr)
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
-    assembly_format = "`outstanding` $outstanding attr-dict"
+    assembly_format = "`outstanding` $outstanding (`written` $written^)? attr-dict"
 
-    def __init__(self, outstanding: int = 0):
-        super().__init__(properties={"outstanding": IntegerAttr(outstanding, i32)})
+    def __init__(self, outstanding: int = 0, written: bool = False):
+        super().__init__(
+            properties={
+                "outstanding": IntegerAttr(outstanding, i32),
+                "written": UnitAttr() if written else None,
+            }
+        )
 
     def verify_(self) -> None:
         if self.outstanding.value.data < 0:

@@ -31,9 +31,10 @@ from flexc.dialects.flex import SumKind
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
-from flexc.passes.blocksparse.programs.builder import Heads, Visit
+from flexc.passes.blocksparse.programs.builder import Heads, RowBlock, Visit
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
 from flexc.passes.scalar.copier import Copier
+from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import (
     ScalarCode,
     combined,
@@ -61,7 +62,18 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     gradients of key, value and query. A program adds to the sums of each block of
     columns in memory, to which other programs add as well. The runtime fills these sums
     with zeros before the launch.
+
+    If the op is `in_order`, programs start with the last rows, visit blocks in rising
+    order, and add to a block in the order in which they start. A program's progress is
+    the number of blocks to which it and all programs before it have added, as far as
+    they visit them. So a program waits for its predecessor alone. Where bounds are
+    `rising`, earlier programs visit no block before a program's first, and later ones
+    none after its last: they need not wait for each other there.
     """
+
+    order: ProgramOrder | None = None
+    visits: SSAValue | None = None
+    """The condition that the program visits a block, if its bounds are `rising`."""
 
     @cached_property
     def pairs(self) -> FactoredPairs:
@@ -78,6 +90,51 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         sums = [value for _, value in self.of_kind(SumKind.COLUMN_MATRIX)]
         # The runtime allocates values of columns with aligned rows.
         return [*super().all_matrices, *sums, *self.op.column_values]
+
+    def locate(self) -> None:
+        super().locate()
+        if self.op.in_order is None:
+            return
+        code, rows = self.code, self.rows
+        blocks = code.ceildiv(self.row_len, self.block_m)
+        heads = code.add(code.mul(rows.b, self.own_heads), rows.h)
+        own = code.add(code.mul(heads, blocks), self.row_block, "own")
+        one = code.const(1)
+        is_first = code.cmp("eq", self.row_block, code.sub(blocks, one))
+        earlier = code.select(is_first, own, code.add(own, one), "earlier")
+        columns = code.ceildiv(self.column_len, self.block_n)
+        group, shared = self.sharing()
+        first = code.mul(rows.b, shared), code.mul(rows.h, group)
+        self.order = ProgramOrder(
+            self.progress(), own, earlier, is_first, columns, group, *first
+        )
+
+    def start_visits(self) -> None:
+        """Report the blocks of the first head that are before this program's first."""
+        order, code, segments = self.order, self.code, self.segments()
+        if order is None or self.op.rising is None or len(segments) != 1:
+            return
+        where = [order.first_b, order.first_h, self.rows.start]
+        rest = [self.row_len, self.column_len]
+        rest += [self.args[v] for v in (*self.op.captures, *self.op.tables)]
+        begin, end = inline_region(segments[0].bounds, [*where, *rest], code)
+        (start,) = inline_region(segments[0].block, [*where, begin, *rest], code)
+        self.visits = code.cmp("slt", begin, end)
+        number = code.div(start, code.const(self.block_n))
+        number = code.select(self.visits, number, code.const(0), "first")
+        report = tile.ReportProgressOp(order.progress, order.own, number)
+        code.builder.insert(report)
+
+    def end_visits(self) -> None:
+        if (order := self.order) is not None:
+            zero, every = self.code.const(0), self.code.const(ALL)
+            earlier, least, own, done = order.turn(self.code, every)
+            if self.visits is not None and self.op.paired_heads is not None:
+                # Later programs visit no block that comes after this one's last.
+                least = self.code.select(self.visits, zero, least)
+            wait = tile.AwaitProgressOp(order.progress, earlier, least, zero)
+            self.code.builder.insert(wait)
+            self.code.builder.insert(tile.ReportProgressOp(order.progress, own, done))
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
         """Visit the segment of all query heads in one loop, if heads have equal bounds.
@@ -294,9 +351,53 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             factors = [self.row_tiles[number] for _, number in attr.term_list()]
             sums = self.column_sums(attr, result, values, factors)
             where = [*side.where, self.code.const(0)]
-            target = self.args[result]
-            add = tile.AddToOp(sums, target, where, None, checked, atomic=True)
+            progress, turn = None, list[SSAValue]()
+            if self.order is not None:
+                block = self.code.div(visit.start, self.code.const(self.block_n))
+                turn = self.order.at_block(self.code, visit.place, block)
+                progress = self.order.progress
+            add = tile.AddToOp(
+                sums, self.args[result], where, None, checked, True, progress, turn
+            )
             self.code.builder.insert(add)
+
+
+ALL = full(32).hi
+"""The progress of a program that has visited all of its blocks."""
+
+
+@dataclass(frozen=True)
+class ProgramOrder:
+    """The order in which programs add to the same blocks of columns."""
+
+    progress: SSAValue
+    own: SSAValue
+    """The number of this program."""
+    earlier: SSAValue
+    """The number of the program before it, or its own."""
+    is_first: SSAValue
+    """The condition that no program is before it."""
+    columns: SSAValue
+    """The number of blocks of columns of a head."""
+    group: SSAValue
+    """The number of query heads that share a head of the rows."""
+    first_b: SSAValue
+    first_h: SSAValue
+    """The first batch and head that the program visits."""
+
+    def turn(self, code: ScalarCode, done: SSAValue) -> list[SSAValue]:
+        """Return the program to await, its least progress, and this program's then."""
+        least = code.select(self.is_first, code.const(0), done)
+        return [self.earlier, least, self.own, done]
+
+    def at_block(
+        self, code: ScalarCode, place: RowBlock, block: SSAValue
+    ) -> list[SSAValue]:
+        """Return the turn for an addition to a block of columns of a head."""
+        batch = code.mul(code.sub(place.b, self.first_b), self.group)
+        head = code.add(batch, code.sub(place.h, self.first_h))
+        number = code.add(code.mul(head, self.columns), block)
+        return self.turn(code, code.add(number, code.const(1), "done"))
 
 
 @dataclass(frozen=True)

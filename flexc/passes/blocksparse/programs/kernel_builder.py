@@ -34,7 +34,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
 from flexc.dialects.flex import PairSumsLike
-from flexc.dialects.tile import GRID_OF, ParamAttr, ParamKind
+from flexc.dialects.tile import GRID_OF, PROGRESS, ParamAttr, ParamKind
 from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
@@ -153,13 +153,23 @@ class KernelBuilder:
             zip(arguments_of(op), self.block.args, strict=True)
         )
         self.code = ScalarCode(self.block)
+        self.extra: list[ParamAttr] = []
+        """The last parameters, which the runtime makes."""
+
+    def progress(self) -> SSAValue:
+        """Append an argument for the progress of programs, and return it."""
+        arg = self.block.insert_arg(PROGRESS, len(self.block.args))
+        arg.name_hint = "progress"
+        self.extra.append(ParamAttr(ParamKind.PROGRESS, 0))
+        return arg
 
     def kernel_op(
         self, grid: AffineMapAttr, attributes: dict[str, Attribute]
     ) -> tile.KernelOp:
         """End the block, and return the kernel around it."""
         self.code.builder.insert(tile.ReturnOp())
-        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        given = range(len(self.block.args) - len(self.extra))
+        params = [*(ParamAttr(ParamKind.ARGUMENT, i) for i in given), *self.extra]
         return tile.KernelOp(self.name, grid, params, Region(self.block), attributes)
 
 

@@ -52,13 +52,21 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.locate()
         self.load_rows()
         state = [self.zeros(value) for _, value in self.matrices]
+        self.start_visits()
         if self.op.paired_heads is not None or not self.op.is_transposed:
             state = self.visit(self.place, state)
         else:
             state = self.each_head(state)
+        self.end_visits()
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
         return self.kernel(self.summary() | aligned(self.op, self.all_matrices))
+
+    def start_visits(self) -> None:
+        """Write what precedes the first block of columns."""
+
+    def end_visits(self) -> None:
+        """Write what follows the last block of columns."""
 
     @property
     def all_matrices(self) -> list[SSAValue]:

@@ -112,6 +112,25 @@ class Ring:
             self.empty = code.insert(empty, f"{self.name}_empty")
 
 
+@dataclass(eq=False)
+class Outgoing(Ring):
+    """A slot for each part, of a tile that the writer adds to memory.
+
+    The part of a slot fills it, and the writer returns it.
+    """
+
+    @property
+    def bytes(self) -> int:
+        return self.slot_bytes + 2 * self.tiles * BARRIER_BYTES
+
+    def allocate(self, code: ScalarCode, consumers: int) -> None:
+        shared = SharedOp(SharedType(self.tiles, self.type))
+        self.shared = code.insert(shared, f"{self.name}_s")
+        each = BarriersType(self.tiles, 1)
+        self.full = code.insert(BarriersOp(each), f"{self.name}_full")
+        self.empty = code.insert(BarriersOp(each), f"{self.name}_empty")
+
+
 MOST_BY_WARPS = 2
 """The most consumers whose warps release slots one by one.
 
@@ -284,6 +303,7 @@ def assign_outputs(
     free = [r for r in rings if r.stays and r.tiles == count and not is_shared(r)]
     outputs: dict[Operation, Output] = {}
     sums: dict[tuple[SSAValue, TileType], Output] = {}
+    waiting: dict[tuple[SSAValue, TileType], Ring] = {}
     for add in parts.body.walk():
         if isinstance(add, tile.AddToOp):
             type_ = add.value.type
@@ -291,7 +311,11 @@ def assign_outputs(
             why = why_not_tma(kernel, add.memref, type_, adds=True)
             if why is not None or add.atomic is None:
                 raise ScheduleError(f"an addition to memory {why or 'is not atomic'}")
-            output = Output(output_name(add), type_, count, None, is_reused=True)
+            name, ring = output_name(add), None
+            if add.progress is not None:
+                ring = Outgoing(name, type_, 1, count, per_part=True)
+                ring = waiting.setdefault((add.memref, type_), ring)
+            output = Output(name, type_, count, ring, is_reused=ring is None)
             outputs[add] = sums.setdefault((add.memref, type_), output)
     used: set[Ring] = set()
     for store in parts.body.block.ops:
@@ -457,8 +481,8 @@ def register_count(value: SSAValue) -> int:
     return -(-tile_bytes(value.type) // (THREADS * REGISTER_BYTES))
 
 
-PRODUCER_REGISTERS = LEAST_REGISTERS
-"""The registers of a thread of the producer, a warp that takes those of a group."""
+SERVICE_REGISTERS = LEAST_REGISTERS
+"""The registers of a thread of roles of one warp, which take those of a group."""
 
 
 LEAST_CONSUMER_REGISTERS = 88
@@ -481,7 +505,7 @@ def consumer_registers(consumers: int, residents: int = 1) -> int:
     Raise `ScheduleError` if a share is less than `LEAST_CONSUMER_REGISTERS`.
     """
     groups = starting_registers(consumers, residents) * (consumers + 1)
-    share = (groups - PRODUCER_REGISTERS) // consumers // REGISTER_STEP * REGISTER_STEP
+    share = (groups - SERVICE_REGISTERS) // consumers // REGISTER_STEP * REGISTER_STEP
     if share < LEAST_CONSUMER_REGISTERS:
         raise ScheduleError(
             f"{consumers} consumers have {share} registers each, which is too few"

@@ -1,4 +1,4 @@
-"""Write the roles of a schedule: consumers that compute, a producer that copies."""
+"""Write the code of a role: that of consumers, and what all roles have in common."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
     AwaitOp,
-    CopyInOp,
     CopyOutOp,
     EndOp,
-    ExpectOp,
     FenceCopiesOp,
     OfPartOp,
     PartsOp,
@@ -32,10 +30,9 @@ from flexc.dialects.tile.schedule import (
     ViewType,
     WriteViewOp,
 )
-from flexc.errors import ScheduleError
-from flexc.passes.hopper.specialize_warps.loads import Companions, name_of, product_of
-from flexc.passes.hopper.specialize_warps.resources import Output, Ring
-from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
+from flexc.passes.hopper.specialize_warps.loads import Companions
+from flexc.passes.hopper.specialize_warps.resources import Outgoing, Output, Ring
+from flexc.passes.hopper.specialize_warps.slices import Slice
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 
@@ -57,13 +54,31 @@ class Plan:
 
     def all_rings(self) -> list[Ring]:
         """Return each ring once, in the order of the first load or share of each."""
-        return list(dict.fromkeys([*self.rings.values(), *self.exchanges.values()]))
+        rings = [*self.rings.values(), *self.exchanges.values()]
+        return list(dict.fromkeys([*rings, *self.outgoing.values()]))
+
+    @property
+    def outgoing(self) -> dict[tile.AddToOp, Outgoing]:
+        """The slots of the additions that a writer does."""
+        return {
+            op: output.ring
+            for op, output in self.outputs.items()
+            if isinstance(op, tile.AddToOp) and isinstance(output.ring, Outgoing)
+        }
 
     def rings_within(self, loop: scf.ForOp) -> list[Ring]:
         """Return the rings whose slots change while a loop runs."""
         within = [r for o, r in self.rings.items() if loop.is_ancestor(o)]
         within += [r for v, r in self.exchanges.items() if loop.is_ancestor(v.owner)]
+        within += [r for o, r in self.outgoing.items() if loop.is_ancestor(o)]
         return [r for r in dict.fromkeys(within) if not r.stays]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The progress of another program that a role has seen last."""
+
+    name: str = "progress"
 
 
 class RoleCode:
@@ -85,7 +100,9 @@ class RoleCode:
         self.code = ScalarCode(block)
         self.constants: dict[int, SSAValue] = {}
         zero = self.const(0)
-        self.at = {r: zero for r in self.rings(plan.all_rings()) if not r.stays}
+        self.at: dict[Ring | Seen, SSAValue] = {
+            r: zero for r in self.rings(plan.all_rings()) if not r.stays
+        }
 
     def write(self) -> Region:
         """Return the role's region."""
@@ -100,6 +117,10 @@ class RoleCode:
     def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
         """Return those rings whose tiles this role counts."""
         return rings
+
+    def carried_by(self, loop: scf.ForOp) -> Sequence[Ring | Seen]:
+        """Return what `at` has a number for that changes while a loop runs."""
+        return self.rings(self.plan.rings_within(loop))
 
     def load(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write what this role does at a load that is a copy."""
@@ -131,7 +152,7 @@ class RoleCode:
     def loop(self, op: scf.ForOp) -> None:
         """Copy a loop that carries the needed values and its rings' tile counts."""
         kept = self.kept(op.results)
-        rings = self.rings(self.plan.rings_within(op))
+        rings = self.carried_by(op)
         carried = [self.of(op.iter_args[i]) for i in kept]
         carried += [self.at[r] for r in rings]
         args = op.body.block.args
@@ -224,7 +245,22 @@ class RoleCode:
         parity.name_hint = f"{name}_parity"
         return slot, parity
 
-    def _set_at(self, rings: Sequence[Ring], values: Sequence[SSAValue]) -> None:
+    def await_empty(self, ring: Ring, slot: SSAValue, parity: SSAValue) -> AwaitOp:
+        """Append the wait until the previous tile of a slot has been read.
+
+        The first tile of a slot has nothing to wait for; each use of a tile ends a
+        phase.
+        """
+        assert ring.empty is not None
+        if (number := int_constant(parity)) is not None:
+            before = self.const(1 - number)
+        else:
+            before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
+        wait = AwaitOp(ring.empty, slot, before)
+        self.code.builder.insert(wait)
+        return wait
+
+    def _set_at(self, rings: Sequence[Ring | Seen], values: Sequence[SSAValue]) -> None:
         for ring, value in zip(rings, values, strict=True):
             value.name_hint = f"{ring.name}_at"
             self.at[ring] = value
@@ -236,7 +272,11 @@ class ConsumerCode(RoleCode):
     def __init__(self, plan: Plan):
         self.staged = plan.rings
         self.plan = plan
-        writes = [o for o in plan.parts.body.walk() if writes_memory(o)]
+        writes = [
+            o
+            for o in plan.parts.body.walk()
+            if writes_memory(o) and not isinstance(o, ORDER_OPS)
+        ]
         needed = Slice(plan.parts, self.operands).include([*plan.rings, *writes])
         super().__init__(plan, needed)
         self.values[plan.parts.body.block.args[0]] = self.part
@@ -245,7 +285,9 @@ class ConsumerCode(RoleCode):
         """The shared values that were awaited, with the blocks of the waits."""
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
-        """Return an op's operands, none for a copied load: producers need those."""
+        """Return an op's operands that consumers need, not the producer or writer."""
+        if isinstance(op, tile.AddToOp) and op in self.plan.outgoing:
+            return [op.value]
         is_copied = op in self.staged or op in self.plan.companions
         return () if is_copied else op.operands
 
@@ -274,6 +316,8 @@ class ConsumerCode(RoleCode):
             self.of(op.operands[0]).type, ViewType
         )
         match op:
+            case tile.AddToOp() if op in self.plan.outgoing:
+                self.hand_over(op, self.plan.outgoing[op])
             case tile.StoreOp() | tile.AddToOp() if op in self.plan.outputs:
                 self.copy_out(op, self.plan.outputs[op])
             case tile.TransposeOp() if of_view:
@@ -345,108 +389,25 @@ class ConsumerCode(RoleCode):
         adds = isinstance(op, tile.AddToOp)
         self.code.builder.insert(CopyOutOp(view, op.memref, indices, adds))
 
+    def hand_over(self, op: tile.AddToOp, ring: Outgoing) -> None:
+        """Write a tile to this part's slot once it is free, and signal the writer."""
+        _, parity = self.take(ring)
+        self.await_empty(ring, self.part, parity)
+        view = self.code.insert(SlotOp(ring.shared, self.part), f"{ring.name}_view")
+        self.code.builder.insert(WriteViewOp(self.of(op.value), view))
+        self.code.builder.insert(FenceCopiesOp())
+        self.code.builder.insert(ArriveOp(ring.full, self.part))
+
     def finish(self) -> None:
         """Append the wait for all copies out of shared memory."""
         if self.plan.outputs:
             self.code.builder.insert(AwaitCopiesOp(0))
 
 
+ORDER_OPS = (tile.AwaitProgressOp, tile.ReportProgressOp)
+"""Ops of the order in which programs add to memory: the writer's."""
+
+
 def writes_memory(op: Operation) -> bool:
     """Return True if an op has no results and is no terminator."""
     return not op.results and not isinstance(op, scf.YieldOp | flex.YieldOp | EndOp)
-
-
-class ProducerCode(RoleCode):
-    """The code of the producer, which copies tiles as soon as slots are free.
-
-    One producer serves all parts. It computes a value that depends on the part once for
-    each part. Raise `ScheduleError` if the choice of tiles depends on the part.
-    """
-
-    def __init__(self, plan: Plan):
-        self.varying = dependent_on(plan.parts.body.block.args[0])
-        needed = Slice(plan.parts, self.operands).include(plan.rings)
-        if needed.values & self.varying:
-            raise ScheduleError("which tiles are copied depends on the part")
-        super().__init__(plan, needed)
-
-    def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
-        return [ring for ring in rings if ring.loads]
-
-    def operands(self, op: Operation) -> Sequence[SSAValue]:
-        """Return the values, equal for all parts, that an op depends on."""
-        found: list[SSAValue] = []
-        for value in op.operands:
-            if value not in self.varying:
-                found.append(value)
-            elif isinstance(owner := value.owner, Operation):
-                found += self.operands(owner)
-        return found
-
-    def load(self, op: tile.LoadOp, ring: Ring) -> None:
-        """Start the copy of a tile, or of one for each part, once a slot is free."""
-        slot, full = self.const(0), ring.full
-        if ring.stays:
-            self.code.builder.insert(ExpectOp(full, slot, ring.slot_bytes))
-            for part in range(ring.tiles):
-                self.copy(op, ring, self.const(part), slot, part)
-            return
-        slot, parity = self.take(ring)
-        wait = self.await_empty(ring, slot, parity)
-        if (comment := product_of(op).attributes.get("comment")) is not None:
-            wait.attributes["comment"] = comment
-        self.code.builder.insert(ExpectOp(full, slot, ring.slot_bytes))
-        self.copy(op, ring, slot, slot, 0)
-        for vector, matrix in self.plan.companions.items():
-            if matrix is op:
-                shared = ring.shared_vectors[vector.tensor]
-                view = self.code.insert(SlotOp(shared, slot))
-                where = [self.of(v) for v in vector.indices]
-                copy = CopyInOp(vector.tensor, where, view, ring.full, slot)
-                self.code.builder.insert(copy)
-
-    def await_empty(self, ring: Ring, slot: SSAValue, parity: SSAValue) -> AwaitOp:
-        """Append the wait until the previous tile of a slot has been read.
-
-        The first tile of a slot has nothing to wait for; each use of a tile ends a
-        phase.
-        """
-        assert ring.empty is not None
-        if (number := int_constant(parity)) is not None:
-            before = self.const(1 - number)
-        else:
-            before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
-        wait = AwaitOp(ring.empty, slot, before)
-        self.code.builder.insert(wait)
-        return wait
-
-    def copy(
-        self, op: tile.LoadOp, ring: Ring, slot: SSAValue, barrier: SSAValue, part: int
-    ) -> None:
-        """Start the copy of one part's tile."""
-        known: dict[SSAValue, SSAValue] = {}
-        indices = [self.at_part(v, part, known, op) for v in op.indices]
-        view = self.code.insert(SlotOp(ring.shared, slot), ring.name)
-        copy = CopyInOp(op.tensor, indices, view, ring.full, barrier)
-        self.code.builder.insert(copy)
-
-    def at_part(
-        self,
-        value: SSAValue,
-        part: int,
-        known: dict[SSAValue, SSAValue],
-        op: tile.LoadOp,
-    ) -> SSAValue:
-        """Return a value for one part, recomputed if it depends on the part."""
-        if value not in self.varying:
-            return self.of(value)
-        if value is self.plan.parts.body.block.args[0]:
-            return self.const(part)
-        if value not in known:
-            owner = value.owner
-            if isinstance(owner, Block | scf.ForOp | scf.IfOp):
-                raise ScheduleError(f"the place of {name_of(op)} depends on the part")
-            for operand in owner.operands:
-                known[operand] = self.at_part(operand, part, known, op)
-            self.code.builder.insert(owner.clone(known))
-        return known[value]

@@ -3,12 +3,14 @@
 `tile.parts` becomes `tile.roles`. One consumer computes each part. The producer is one
 warp. It copies the tiles that matrix products read into slots of shared memory, ahead
 of their use. Barriers say when a slot is full, and when all consumers have read it.
-Results in 16 bits leave through shared memory too. The pass raises `ScheduleError` for
-a kernel without such a schedule.
+Results in 16 bits leave through shared memory too. Additions to memory in a fixed order
+have a role of their own, the writer. The pass raises `ScheduleError` for a kernel
+without such a schedule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -29,7 +31,7 @@ from flexc.passes.hopper.specialize_warps.loads import (
     staged_loads,
 )
 from flexc.passes.hopper.specialize_warps.resources import (
-    PRODUCER_REGISTERS,
+    SERVICE_REGISTERS,
     add_vectors,
     assign_exchanges,
     assign_outputs,
@@ -43,11 +45,11 @@ from flexc.passes.hopper.specialize_warps.resources import (
     shrink_rings,
     starting_registers,
 )
-from flexc.passes.hopper.specialize_warps.roles import (
-    ConsumerCode,
-    Plan,
+from flexc.passes.hopper.specialize_warps.roles import ConsumerCode, Plan, writes_memory
+from flexc.passes.hopper.specialize_warps.services import (
     ProducerCode,
-    writes_memory,
+    ServiceCode,
+    WriterCode,
 )
 from flexc.passes.hopper.specialize_warps.slices import check_control_flow
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -112,16 +114,18 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
         ring.allocate(code, plan.consumers)
     for output in outputs:
         output.allocate(code)
-    consumer, producer = ConsumerCode(plan).write(), ProducerCode(plan).write()
-    body = Block(
-        [
-            RoleOp("consumer", plan.consumers, PART_WARPS, registers, consumer),
-            RoleOp("producer", 1, 1, PRODUCER_REGISTERS, producer),
-        ]
-    )
-    roles = RolesOp(Region(body))
+    consumer = ConsumerCode(plan).write()
+    body = [RoleOp("consumer", plan.consumers, PART_WARPS, registers, consumer)]
+    services: dict[str, ServiceCode] = {"producer": ProducerCode(plan)}
+    if plan.outgoing:
+        services["writer"] = WriterCode(plan)
+    body += [
+        RoleOp(label, 1, 1, SERVICE_REGISTERS, role.write())
+        for label, role in services.items()
+    ]
+    roles = RolesOp(Region(Block(body)))
     code.builder.insert(roles)
-    describe(kernel, plan, slots)
+    describe(kernel, plan, services, slots)
     if residents > 1:
         starting = starting_registers(plan.consumers, residents)
         kernel.attributes["max_registers"] = IntegerAttr(starting, i32)
@@ -149,7 +153,9 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
     return Plan(parts, rings, exchanges, companions, outputs, released)
 
 
-def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
+def describe(
+    kernel: tile.KernelOp, plan: Plan, services: Iterable[str], slots: int
+) -> None:
     """Set the kernel's attributes that name its schedule and its number of warps."""
     dots = (o for o in plan.parts.body.walk() if isinstance(o, tile.DotOp))
     if (dot := next(dots, None)) is None:
@@ -157,8 +163,9 @@ def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
     rows = shape_of(dot.lhs.type)[0]
     kernel.attributes["num_warps"] = IntegerAttr(PART_WARPS, i32)
     plural = "s" if plan.consumers > 1 else ""
+    others = ", ".join(f"1 {label}" for label in services)
     kernel.attributes["schedule"] = StringAttr(
-        f"{plan.consumers} consumer{plural} of {rows} rows, 1 producer, {slots} slots"
+        f"{plan.consumers} consumer{plural} of {rows} rows, {others}, {slots} slots"
     )
 
 

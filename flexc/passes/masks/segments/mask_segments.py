@@ -88,6 +88,14 @@ def tile_order(ranges: KeyRanges) -> TileOrder | None:
     return (None, TileOrder.DESCENDING, TileOrder.ASCENDING)[growth(ranges)]
 
 
+def rises(ranges: KeyRanges) -> bool:
+    """Return True if neither end of the live columns falls from row to row."""
+    if len(ranges.live) != 1:
+        return False
+    ends = (*ranges.live[0].lows, *ranges.live[0].highs)
+    return all(direction(end.term) >= 0 for end in ends)
+
+
 def growth(ranges: KeyRanges) -> int:
     """Return the sign of the change of the number of live columns from row to row."""
     total = sum(_growth(r) for r in ranges.live)
@@ -119,6 +127,8 @@ class MaskSegments:
     """Trimmed intervals whose ends move with the rows end at multiples of this."""
     in_order: bool = False
     """True if one loop may visit partial and full blocks in their order."""
+    ascending: bool = False
+    """True if blocks are to be visited in rising order, even where that is slower."""
 
     @property
     def is_whole(self) -> bool:
@@ -168,11 +178,13 @@ class MaskSegments:
     def has_two_ends(self) -> bool:
         """Return True if live blocks are one interval with dead pairs at both ends.
 
-        The incomplete last block does not count: causal masks are slower in order.
+        The incomplete last block does not count, unless `ascending`: causal masks are
+        slower in order.
         """
         region = self.problem.block_region().block
         c = self.range_code(ScalarCode(region), region, 4)
-        dead = c.dead_intervals(self.ranges.dead, ragged=False)
+        ragged = self.ascending and not self.is_whole
+        dead = c.dead_intervals(self.ranges.dead, ragged=ragged)
         return len(c.live_intervals(self.ranges.live)) == 1 < len(dead)
 
     def mixed(self) -> SegmentOp:

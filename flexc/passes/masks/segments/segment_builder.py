@@ -23,7 +23,7 @@ from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.mask_segments import MaskSegments, tile_order
+from flexc.passes.masks.segments.mask_segments import MaskSegments, rises, tile_order
 from flexc.passes.scalar import Proven
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import TileSizes
@@ -177,10 +177,12 @@ def build_segments(
     sizes: TileSizes,
     trimmed: bool = False,
     in_order: bool = False,
+    ascending: bool = False,
 ) -> list[SegmentOp]:
     """Return segments that visit each live pair of an op once, in tiles of a size.
 
-    With `in_order`, one loop visits partial and full blocks in their order.
+    With `in_order`, one loop visits partial and full blocks in their order where that
+    is faster, with `ascending` also where it is slower.
     """
     mask = problem.tested if problem.has_mask else None
     if problem.tables:
@@ -194,7 +196,9 @@ def build_segments(
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            made = MaskSegments(problem, ranges.value, *block, in_order=in_order)
+            made = MaskSegments(
+                problem, ranges.value, *block, in_order=in_order, ascending=ascending
+            )
             return made.segments()
     return range_segments(problem, sizes.block_n, mask)
 
@@ -213,6 +217,14 @@ def ranges_of(problem: MaskProblem, sizes: TileSizes) -> KeyRanges:
     if isinstance(ranges, Proven):
         return ranges.value
     return KeyRanges(everything, everything)
+
+
+def is_rising(problem: MaskProblem, sizes: TileSizes) -> bool:
+    """Return True if neither end of the live columns is known to fall."""
+    if problem.tables:
+        return False
+    ranges = problem.ranges(sizes.block_m, sizes.block_n)
+    return isinstance(ranges, Proven) and rises(ranges.value)
 
 
 def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:

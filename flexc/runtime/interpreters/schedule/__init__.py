@@ -10,9 +10,16 @@ land.
 
 from flexc.runtime.interpreters.schedule.ops import ScheduleFunctions
 from flexc.runtime.interpreters.schedule.program import (
+    at_switch,
     program,
     read_operand,
     set_interleaving,
 )
 
-__all__ = ["ScheduleFunctions", "program", "read_operand", "set_interleaving"]
+__all__ = [
+    "ScheduleFunctions",
+    "at_switch",
+    "program",
+    "read_operand",
+    "set_interleaving",
+]

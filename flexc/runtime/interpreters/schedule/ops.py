@@ -274,9 +274,10 @@ class ScheduleFunctions(InterpreterFunctions):
     def run_await_copies(
         self, interpreter: Interpreter, op: schedule.AwaitCopiesOp, args: PythonValues
     ) -> PythonValues:
-        running = at_switch(interpreter)
-        ended = running.current.end_copied_reads(op.outstanding.value.data)
-        running.leaving += ended
+        agent = at_switch(interpreter).current
+        agent.end_copied_reads(op.outstanding.value.data)
+        if op.written is not None:
+            agent.land()
         return ()
 
     @impl(schedule.BarriersOp)

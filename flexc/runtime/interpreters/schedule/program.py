@@ -127,6 +127,8 @@ class Agent:
     products: list[Product] = field(default_factory=list)
     copies: list[CopyOut] = field(default_factory=list)
     """The copies out that still read their slots."""
+    leaving: list[CopyOut] = field(default_factory=list)
+    """The copies out that have read their slots, and land as late as possible."""
     unfenced: list[Write] = field(default_factory=list)
     shared: Counter[Operation] = field(default_factory=Counter)
     """The number of times that this part has executed each `tile.share`."""
@@ -161,15 +163,27 @@ class Agent:
             for read in product.reads:
                 read.end(self.stamp())
 
-    def end_copied_reads(self, outstanding: int) -> list[CopyOut]:
+    def end_copied_reads(self, outstanding: int) -> None:
         """End the reads of the oldest copies out until `outstanding` still read."""
-        ended: list[CopyOut] = []
         while len(self.copies) > outstanding:
             copy = self.copies.pop(0)
             copy.take()
             copy.read.end(self.stamp())
-            ended.append(copy)
-        return ended
+            self.leaving.append(copy)
+
+    def land(self) -> None:
+        """Write what copies out have read."""
+        for copy in self.leaving:
+            copy.store()
+        self.leaving.clear()
+
+    def check_written(self) -> None:
+        """Raise InterpretationError if a copy out is not awaited as written."""
+        if self.copies or self.leaving:
+            raise InterpretationError(
+                f"expected a wait for written copies before {self.name} reports "
+                f"progress, got {len(self.copies) + len(self.leaving)} in flight"
+            )
 
     def fence(self) -> None:
         """Make this agent's writes visible to copies and products."""
@@ -254,8 +268,7 @@ class ScheduledProgram:
         self.current = self.main
         self.slots: list[Slot] = []
         self.copies: list[CopyIn] = []
-        self.leaving: list[CopyOut] = []
-        """The copies out that have read their slots, and land when the program ends."""
+        self.ended: list[Agent] = []
         self.shares: dict[tuple[Operation, int], Shares] = {}
         self._turns: dict[int, Barrier] = {}
         self._taken: Counter[int] = Counter()
@@ -285,6 +298,7 @@ class ScheduledProgram:
                 if agent.coroutine is not None and agent.coroutine.done:
                     agent.finish()
                     left.remove(agent)
+                    self.ended.append(agent)
 
     def _step(self, agents: Sequence[Agent]) -> None:
         """Continue one role or land one copy; raise InterpretationError on deadlock."""
@@ -347,8 +361,8 @@ class ScheduledProgram:
                 f"expected all turns but the last one to be taken, got {passed} passed "
                 f"and {taken} taken"
             )
-        for copy in self.leaving:
-            copy.store()
+        for agent in (*self.ended, self.main):
+            agent.land()
         for slot in self.slots:
             write = slot.write
             if write is not None and not knows(self.main.clock, write.stamp):
