@@ -170,6 +170,25 @@ def test_captured_tensors(name: str) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("lengths", [(1000, 1000), (2048, 2048), (300, 2000)])
+@pytest.mark.parametrize("case", ["dense", "causal", "sliding_window", "alibi"])
+def test_equal_bits_of_one_kernel(
+    case: str, lengths: tuple[int, int], head_dim: int
+) -> None:
+    """Many more programs than run at once, some without a block of queries."""
+    sizes = Sizes(4, 16, 16, *lengths, head_dim, head_dim)
+    call = call_of(case, sizes)
+    call.options["kernel_options"] = {"deterministic": True}
+    check_gradients(call, poison=False)
+    cotangents = call.cotangents()
+    first, *others = (
+        gradients(call.by_flexc, call.leaves(), cotangents) for _ in range(5)
+    )
+    for other in others:
+        assert all(map(torch.equal, first, other))
+
+
 def test_captured_tensors_of_half_precision() -> None:
     check_gradients(reading("diagonal", BF16))
 

@@ -281,6 +281,28 @@ tile.kernel @add_to_indices(%z : f32 #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @add_to_turn(%z : f32 #tile.param<argument 0>,
+    %out : memref<?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %progress : memref<?xi32> #tile.param<progress 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8xf32>
+  // CHECK: progress expects an atomic addition, and four numbers
+  tile.add_to atomic %x, %out[%i] progress %progress[%i, %i, %i] : memref<?xi32> : !tile.tile<8xf32>, memref<?xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @progress_type(%progress : memref<?xf32> #tile.param<argument 0>,
+    %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: progress expects memref<?xi32>, got memref<?xf32>
+  tile.report_progress %progress[%i] %i : memref<?xf32>
+  tile.return
+}
+
+// -----
+
 tile.kernel @diagonal_step(%t : tensor<?xf32> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   // CHECK: step expects 1 or -1, got 2

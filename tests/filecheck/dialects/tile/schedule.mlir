@@ -137,6 +137,26 @@ tile.kernel @shares(%key : tensor<?x?x?x128xbf16> #tile.param<argument 0>,
 
 // -----
 
+// CHECK-LABEL: tile.kernel @in_order
+tile.kernel @in_order(%sums : memref<?x?x?x128xf32> #tile.param<argument 0>,
+                      %progress : memref<?xi32> #tile.param<progress 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i32
+  %zero = arith.constant 0.0 : f32
+  %sum = tile.full %zero : f32 -> !tile.tile<64x64xf32>
+  // CHECK: tile.add_to atomic %sum, %sums[%c0, %c0, %c0, %c0] progress %progress[%c0, %c0, %c0, %c0] : memref<?xi32> : !tile.tile<64x64xf32>, memref<?x?x?x128xf32>
+  tile.add_to atomic %sum, %sums[%c0, %c0, %c0, %c0] progress %progress[%c0, %c0, %c0, %c0] : memref<?xi32> : !tile.tile<64x64xf32>, memref<?x?x?x128xf32>
+  // CHECK-NEXT: %seen = tile.await_progress %progress[%c0] at_least %c0 known %c0 : memref<?xi32>
+  %seen = tile.await_progress %progress[%c0] at_least %c0 known %c0 : memref<?xi32>
+  // CHECK-NEXT: tile.report_progress %progress[%c0] %seen : memref<?xi32>
+  tile.report_progress %progress[%c0] %seen : memref<?xi32>
+  // CHECK-NEXT: tile.await_copies outstanding 1 written
+  tile.await_copies outstanding 1 written
+  tile.return
+}
+
+// -----
+
 // CHECK-LABEL: tile.kernel @sums
 tile.kernel @sums(%numbers : tensor<?x?x?xf32> #tile.param<argument 0>,
                   %sums : memref<?x?x?x64xf32> #tile.param<argument 1>)
