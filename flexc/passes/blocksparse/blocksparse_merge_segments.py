@@ -303,7 +303,7 @@ class MergeIntoOne(RewritePattern):
         if not segments or not may_be_merged(segments) or stores_blocks(op):
             return
         if isinstance(op, PairSumsOp) and op.in_order is not None:
-            check_rising(op, segments)
+            check_order(op, segments)
         # Every program has rows.
         if is_split(op) or not rows_see_columns(op):
             has_columns = op.has_pairs is not None
@@ -315,12 +315,14 @@ class MergeIntoOne(RewritePattern):
             segments[0].nonempty = UnitAttr()
 
 
-def check_rising(op: PairSumsOp, segments: Sequence[SegmentOp]) -> None:
-    """Raise `ScheduleError` unless programs visit blocks of columns in rising order.
+def check_order(op: PairSumsOp, segments: Sequence[SegmentOp]) -> None:
+    """Raise `ScheduleError` unless programs visit a head's blocks in rising order.
 
     That is so if each segment begins where the one before it ends, and has block i at
     iteration i.
     """
+    if op.paired_heads is None:
+        raise ScheduleError("heads that share keys have no order of additions")
     if op.tables or not all(is_plain(segment.block) for segment in segments):
         raise ScheduleError("blocks of columns are not visited in rising order")
     region, code = SegmentMerger.like(segments[0].bounds)

@@ -151,7 +151,7 @@ def has_one_order(programs: Sequence[Sequence[Event]]) -> bool:
     return all(order == sorted(order) for run in runs for order in run.values())
 
 
-@pytest.mark.parametrize(("case", "heads"), in_turn(list(CORPUS), [(2, 2), (4, 2)]))
+@pytest.mark.parametrize(("case", "heads"), in_turn(list(CORPUS), [(1, 1), (3, 3)]))
 def test_programs_add_in_one_order(
     case: str, heads: tuple[int, int], recorder: Recorder
 ) -> None:
@@ -171,7 +171,7 @@ def test_programs_add_in_one_order(
 
 @pytest.mark.parametrize("case", ["causal", "dense"])
 def test_an_addition_without_a_wait_has_no_order(case: str, recorder: Recorder) -> None:
-    module, args, _ = backward(case, (4, 2), lengths=(400, 600), in_order=True)
+    module, args, _ = backward(case, (2, 2), lengths=(400, 600), in_order=True)
     kernel = scheduled(module)
     in_loop, after_loop, _ = range(len(waits(kernel)))
     for number in (in_loop, after_loop):
@@ -183,6 +183,12 @@ def test_an_addition_without_a_wait_has_no_order(case: str, recorder: Recorder) 
         recorder.programs.clear()
         run_module(changed, args)
         assert not has_one_order(recorder.programs)
+
+
+def test_heads_that_share_keys_have_no_order() -> None:
+    module, _, _ = backward("causal", (4, 2), in_order=True)
+    with pytest.raises(ScheduleError, match="share keys"):
+        scheduled(module)
 
 
 def test_programs_without_reports_wait_forever(recorder: Recorder) -> None:

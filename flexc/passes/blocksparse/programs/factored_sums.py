@@ -31,7 +31,7 @@ from flexc.dialects.flex import SumKind
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
-from flexc.passes.blocksparse.programs.builder import Heads, RowBlock, Visit
+from flexc.passes.blocksparse.programs.builder import Heads, Visit
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.ranges.intervals import full
@@ -96,40 +96,36 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         if self.op.in_order is None:
             return
         code, rows = self.code, self.rows
-        blocks = code.ceildiv(self.row_len, self.block_m)
+        blocks, one = code.ceildiv(self.row_len, self.block_m), code.const(1)
         heads = code.add(code.mul(rows.b, self.own_heads), rows.h)
         own = code.add(code.mul(heads, blocks), self.row_block, "own")
-        one = code.const(1)
         is_first = code.cmp("eq", self.row_block, code.sub(blocks, one))
         earlier = code.select(is_first, own, code.add(own, one), "earlier")
-        columns = code.ceildiv(self.column_len, self.block_n)
-        group, shared = self.sharing()
-        first = code.mul(rows.b, shared), code.mul(rows.h, group)
-        self.order = ProgramOrder(
-            self.progress(), own, earlier, is_first, columns, group, *first
-        )
+        self.order = ProgramOrder(self.progress(), own, earlier, is_first)
 
     def start_visits(self) -> None:
-        """Report the blocks of the first head that are before this program's first."""
-        order, code, segments = self.order, self.code, self.segments()
-        if order is None or self.op.rising is None or len(segments) != 1:
+        """Report the blocks that are before this program's first, if bounds rise."""
+        order, code = self.order, self.code
+        if order is None or self.op.rising is None:
             return
-        where = [order.first_b, order.first_h, self.rows.start]
-        rest = [self.row_len, self.column_len]
-        rest += [self.args[v] for v in (*self.op.captures, *self.op.tables)]
-        begin, end = inline_region(segments[0].bounds, [*where, *rest], code)
-        (start,) = inline_region(segments[0].block, [*where, begin, *rest], code)
+        (segment,) = self.segments()
+        captures = [self.args[v] for v in self.op.captures]
+        rest = [*self.place.lengths, *captures]
+        begin, end = inline_region(segment.bounds, [*self.place.where, *rest], code)
+        args = [*self.place.where, begin, *rest]
+        (start,) = inline_region(segment.block, args, code)
         self.visits = code.cmp("slt", begin, end)
-        number = code.div(start, code.const(self.block_n))
-        number = code.select(self.visits, number, code.const(0), "first")
-        report = tile.ReportProgressOp(order.progress, order.own, number)
+        block = code.div(start, code.const(self.block_n))
+        first = code.select(self.visits, block, code.const(0), "first")
+        report = tile.ReportProgressOp(order.progress, order.own, first)
         code.builder.insert(report)
 
     def end_visits(self) -> None:
+        """Report that the program visits no further block."""
         if (order := self.order) is not None:
             zero, every = self.code.const(0), self.code.const(ALL)
             earlier, least, own, done = order.turn(self.code, every)
-            if self.visits is not None and self.op.paired_heads is not None:
+            if self.visits is not None:
                 # Later programs visit no block that comes after this one's last.
                 least = self.code.select(self.visits, zero, least)
             wait = tile.AwaitProgressOp(order.progress, earlier, least, zero)
@@ -352,14 +348,18 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             sums = self.column_sums(attr, result, values, factors)
             where = [*side.where, self.code.const(0)]
             progress, turn = None, list[SSAValue]()
-            if self.order is not None:
-                block = self.code.div(visit.start, self.code.const(self.block_n))
-                turn = self.order.at_block(self.code, visit.place, block)
-                progress = self.order.progress
+            if (order := self.order) is not None:
+                progress, turn = order.progress, self.turn_at(order, visit.start)
             add = tile.AddToOp(
                 sums, self.args[result], where, None, checked, True, progress, turn
             )
             self.code.builder.insert(add)
+
+    def turn_at(self, order: ProgramOrder, start: SSAValue) -> list[SSAValue]:
+        """Return the turn for an addition to a block of columns."""
+        block = self.code.div(start, self.code.const(self.block_n))
+        done = self.code.add(block, self.code.const(1), "done")
+        return order.turn(self.code, done)
 
 
 ALL = full(32).hi
@@ -377,27 +377,11 @@ class ProgramOrder:
     """The number of the program before it, or its own."""
     is_first: SSAValue
     """The condition that no program is before it."""
-    columns: SSAValue
-    """The number of blocks of columns of a head."""
-    group: SSAValue
-    """The number of query heads that share a head of the rows."""
-    first_b: SSAValue
-    first_h: SSAValue
-    """The first batch and head that the program visits."""
 
     def turn(self, code: ScalarCode, done: SSAValue) -> list[SSAValue]:
         """Return the program to await, its least progress, and this program's then."""
         least = code.select(self.is_first, code.const(0), done)
         return [self.earlier, least, self.own, done]
-
-    def at_block(
-        self, code: ScalarCode, place: RowBlock, block: SSAValue
-    ) -> list[SSAValue]:
-        """Return the turn for an addition to a block of columns of a head."""
-        batch = code.mul(code.sub(place.b, self.first_b), self.group)
-        head = code.add(batch, code.sub(place.h, self.first_h))
-        number = code.add(code.mul(head, self.columns), block)
-        return self.turn(code, code.add(number, code.const(1), "done"))
 
 
 @dataclass(frozen=True)
