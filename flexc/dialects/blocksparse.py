@@ -331,7 +331,7 @@ class PairSumsOp(flex.PairSumsLike, TiledOp):
     name = "blocksparse.pair_sums"
 
     rising = opt_prop_def(UnitAttr)
-    """True if later rows see no earlier block of columns, first or last."""
+    """True if neither the first nor the last visited block falls from row to row."""
 
     assembly_format = flex.PAIR_SUMS_FORMAT + " `segments` $segments"
 

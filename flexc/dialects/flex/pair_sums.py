@@ -213,7 +213,7 @@ class PairSumsLike(PairsOp):
     sums = prop_def(ArrayAttr[SumAttr])
     transposed = opt_prop_def(UnitAttr)
     """True if rows are keys and columns are queries."""
-    in_order = opt_prop_def(UnitAttr)
+    ordered = opt_prop_def(UnitAttr)
     """True if sums by column have equal bits at every run.
 
     Programs of the same columns then add to them in a fixed order.
@@ -293,6 +293,10 @@ class PairSumsLike(PairsOp):
             )
         for attr, result in zip(self.sums, self.sums_, strict=True):
             self.verify_sum(attr, result, count)
+        kinds = {attr.sum_kind for attr in self.sums}
+        by_column = self.is_transposed and SumKind.COLUMN_MATRIX in kinds
+        if self.ordered is not None and not by_column:
+            raise VerifyException("ordered expects rows of keys, and a sum by column")
 
     def verify_product(self, row: int, column: int) -> None:
         if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):

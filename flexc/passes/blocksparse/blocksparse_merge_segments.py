@@ -34,6 +34,7 @@ from xdsl.transforms.common_subexpression_elimination import (
 
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import AttentionOp, PairSumsOp, SegmentKind, SegmentOp
+from flexc.dialects.constants import int_constant
 from flexc.dialects.flex import SumKind
 from flexc.dialects.mod_region import yielded
 from flexc.errors import ScheduleError
@@ -300,10 +301,11 @@ class MergeIntoOne(RewritePattern):
         self, op: AttentionOp | PairSumsOp, rewriter: PatternRewriter
     ) -> None:
         segments = segments_of(op)
-        if not segments or not may_be_merged(segments) or stores_blocks(op):
+        is_one = segments and may_be_merged(segments) and not stores_blocks(op)
+        if isinstance(op, PairSumsOp) and op.ordered is not None:
+            check_order(op, segments if is_one else [])
+        if not is_one:
             return
-        if isinstance(op, PairSumsOp) and op.in_order is not None:
-            check_order(op, segments)
         # Every program has rows.
         if is_split(op) or not rows_see_columns(op):
             has_columns = op.has_pairs is not None
@@ -316,14 +318,17 @@ class MergeIntoOne(RewritePattern):
 
 
 def check_order(op: PairSumsOp, segments: Sequence[SegmentOp]) -> None:
-    """Raise `ScheduleError` unless programs visit a head's blocks in rising order.
+    """Raise `ScheduleError` unless programs of heads visit blocks in rising order.
 
     That is so if each segment begins where the one before it ends, and has block i at
-    iteration i.
+    iteration i. `segments` are those that become one.
     """
     if op.paired_heads is None:
         raise ScheduleError("heads that share keys have no order of additions")
-    if op.tables or not all(is_plain(segment.block) for segment in segments):
+    if op.tile_origin:
+        raise ScheduleError("sums of a part have no order of additions")
+    size = op.block_n.value.data
+    if op.tables or not segments or not all(is_plain(s.block, size) for s in segments):
         raise ScheduleError("blocks of columns are not visited in rising order")
     region, code = SegmentMerger.like(segments[0].bounds)
     ranges = SegmentMerger(segments).ranges(code, region.block.args)
@@ -337,11 +342,13 @@ def check_order(op: PairSumsOp, segments: Sequence[SegmentOp]) -> None:
             raise ScheduleError("segments are not visited in rising order")
 
 
-def is_plain(block: Region) -> bool:
+def is_plain(block: Region, size: int) -> bool:
     """Return True if an iteration visits the block of its number."""
     (start,) = yielded(block.block)
-    i = block.block.args[ITERATION]
-    return isinstance(start.owner, arith.MuliOp) and i in start.owner.operands
+    if not isinstance(start.owner, arith.MuliOp):
+        return False
+    i, factor = start.owner.operands
+    return i is block.block.args[ITERATION] and int_constant(factor) == size
 
 
 def segments_of(op: AttentionOp | PairSumsOp) -> list[SegmentOp]:

@@ -163,12 +163,12 @@ class ConvertPairSums(RewritePattern):
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op)
-        in_order = op.in_order is not None
-        segments = self.options.segments(problem, sizes, True, ascending=in_order)
+        ordered = op.ordered is not None
+        segments = self.options.segments(problem, sizes, True, ascending=ordered)
         segments = Region(Block(segments))
         properties = kept_properties(op)
-        properties |= self.options.tiling(problem, sizes, in_order)
-        if in_order and is_rising(problem, sizes):
+        properties |= self.options.tiling(problem, sizes, ordered)
+        if ordered and is_rising(problem, sizes):
             properties["rising"] = UnitAttr()
         if (part := self.options.part_rows(op.rows, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
@@ -189,7 +189,7 @@ class ConvertPairSums(RewritePattern):
 
 def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
     """Return the properties of an op over pairs that the lowering keeps."""
-    own = ("products", "sums", "transposed", "in_order")
+    own = ("products", "sums", "transposed", "ordered")
     own += ("key_ranges", "no_key_ranges")
     known = op.facts() | {n: op.properties[n] for n in own if n in op.properties}
     return known
@@ -258,7 +258,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
 
     def tiling(
-        self, problem: MaskProblem, sizes: TileSizes, in_order: bool = False
+        self, problem: MaskProblem, sizes: TileSizes, ordered: bool = False
     ) -> dict[str, Attribute]:
         """Return the properties for tile sizes and for the order of programs."""
         properties: dict[str, Attribute] = {
@@ -271,7 +271,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         if sizes.residents > 1:
             properties["residents"] = IntegerAttr(sizes.residents, i32)
         order = order_of(problem, sizes)
-        if in_order:
+        if ordered:
             order = blocksparse.TileOrder.DESCENDING
         if order is not None:
             properties["order"] = blocksparse.TileOrderAttr(order)

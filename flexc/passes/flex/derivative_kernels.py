@@ -106,16 +106,16 @@ class HostFunction:
         transposed: bool = False,
         origin: Sequence[SSAValue] = (),
         plus: Sequence[SSAValue] = (),
-        in_order: bool = False,
+        ordered: bool = False,
     ) -> Sequence[SSAValue]:
         """Launch a kernel for sums over pairs; return its results, () without sums.
 
-        The last sums are added to `plus`, with equal bits at every run if `in_order`.
+        The last sums are added to `plus`, with equal bits at every run if `ordered`.
         """
         if not sums:
             return ()
         op = PairSumsWriter(self, code, sums, transposed).write(origin)
-        op.in_order = UnitAttr() if in_order else None
+        op.ordered = UnitAttr() if ordered else None
         return self.kernel(suffix, op, plus)
 
     def map_rows(

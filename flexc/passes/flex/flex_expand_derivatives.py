@@ -181,9 +181,9 @@ class Expansion:
         op: DerivativeOp,
         name: str,
         one_pass: OnePass = "none",
-        in_order: bool = False,
+        ordered: bool = False,
     ):
-        self.op, self.one_pass, self.in_order = op, one_pass, in_order
+        self.op, self.one_pass, self.ordered = op, one_pass, ordered
         self.host = HostFunction(op, name)
         self.score_type = score_type(op.query.type)
         self.weighs = is_weighed(op)
@@ -453,10 +453,10 @@ class Expansion:
         is_large = any(s.kind in LARGE for s in of_reads)
         origin = [self.host.code.const(0, i32)] if is_large else []
         more, plus = [s for s, _ in added], [value for _, value in added]
-        in_order = self.in_order and bool(added)
+        ordered = self.ordered and bool(added)
         every = [*sums, *of_reads, *more]
         results = self.host.pair_sums(
-            suffix, self.code, every, transposed, origin, plus, in_order
+            suffix, self.code, every, transposed, origin, plus, ordered
         )
         first, last = len(sums), len(sums) + len(of_reads)
         self.captured.add(by, results[first:last])
@@ -465,13 +465,13 @@ class Expansion:
 
 
 def expand(
-    function: func.FuncOp, one_pass: OnePass = "none", in_order: bool = False
+    function: func.FuncOp, one_pass: OnePass = "none", ordered: bool = False
 ) -> list[func.FuncOp]:
     """Expand the derivatives in a function; return the kernels that it launches."""
     name, kernels = function.sym_name.data, list[func.FuncOp]()
     derivatives = [o for o in function.walk() if isinstance(o, DerivativeOp)]
     for i, op in enumerate(derivatives):
-        kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass, in_order).run()
+        kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass, ordered).run()
     if derivatives:
         # Not every derivative needs delta.
         region_dce(function.body)
@@ -491,11 +491,11 @@ class FlexExpandDerivativesPass(ModulePass):
     name = "flex-expand-derivatives"
 
     one_pass: OnePass = "none"
-    in_order: bool = False
+    ordered: bool = False
     """True if one pass of keys adds to the query's gradient in a fixed order."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):
             if isinstance(function, func.FuncOp):
-                kernels = expand(function, self.one_pass, self.in_order)
+                kernels = expand(function, self.one_pass, self.ordered)
                 op.body.block.insert_ops_before(kernels, function)

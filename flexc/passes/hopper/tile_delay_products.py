@@ -160,11 +160,13 @@ class DelayedProduct:
         if len(products) < 2:
             return self.position
         result = products[1].result
-        return next(
+        users = (
             count
             for count, op in enumerate(self.rest)
             if any(result in inner.operands for inner in op.walk())
         )
+        # Nothing uses the product if a mask is known to keep no pair.
+        return next(users, len(self.rest))
 
     @property
     def is_worth_it(self) -> bool:

@@ -121,8 +121,8 @@ class DerivativeFacts:
             return self.compiled.simple(proofs)
 
         for way in ways(call, self.compiled.build, simple, along):
-            in_order = call.deterministic and way == "keys"
-            program = program_for(self.compiled, proofs, derivative, way, in_order)
+            ordered = call.deterministic and way == "keys"
+            program = program_for(self.compiled, proofs, derivative, way, ordered)
             if not program.is_refused:
                 return program
         raise AssertionError("two kernels serve every derivative")
@@ -258,15 +258,15 @@ def program_for(
     proofs: Proofs,
     derivative: Derivative,
     one_pass: OnePass,
-    in_order: bool,
+    ordered: bool,
 ) -> Program:
     """Return the program of a derivative, made once. Its kernels start to compile."""
     programs = _programs.setdefault(compiled, {})
-    key = (proofs, derivative, one_pass, in_order)
+    key = (proofs, derivative, one_pass, ordered)
     if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
-        expand(expanded, one_pass, in_order)
+        expand(expanded, one_pass, ordered)
         roles = may_have_roles(
             compiled.build, lambda: compiled.simple(proofs), derivative.along
         )

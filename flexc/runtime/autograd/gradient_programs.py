@@ -330,12 +330,12 @@ def within(diagonals: Tensor, sizes: Sizes) -> Tensor:
     return diagonals[..., zero - sizes.kv_len + 1 : zero + sizes.q_len]
 
 
-def expand(module: ModuleOp, one_pass: OnePass, in_order: bool = False) -> None:
+def expand(module: ModuleOp, one_pass: OnePass, ordered: bool = False) -> None:
     """Expand a module's derivatives into kernels and a host function, in place."""
     passes = (
         *pipelines.to_simple_flex(),
         FlexInferFactsPass(),
-        FlexExpandDerivativesPass(one_pass, in_order),
+        FlexExpandDerivativesPass(one_pass, ordered),
         FlexSimplifyModsPass(),
     )
     pipelines.run(passes, Context(), module)

@@ -35,7 +35,7 @@ def getter(param: ParamSpec) -> Getter:
             return lambda args: args[source].stride(dim) // unit
         case "stride":
             return lambda args: args[source].stride(dim)
-        case "progress":
+        case "progress":  # `Kernel.run` appends it.
             return lambda args: args[-1]
         case _:
             return lambda args: args[source]

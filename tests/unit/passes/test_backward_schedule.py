@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,7 +53,7 @@ def backward(
     dtype: torch.dtype = torch.bfloat16,
     one_pass: OnePass = "keys",
     trusted: bool = False,
-    in_order: bool = False,
+    ordered: bool = False,
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
     """Return a case's backward in kernels of `flex`, its arguments and gradients."""
     queries, keys = lengths
@@ -80,7 +82,7 @@ def backward(
             op.captures_inside = op.indices_fit = UnitAttr()
     derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
     module = derivative_module(module, derivative)
-    expand(module, one_pass, in_order)
+    expand(module, one_pass, ordered)
     args += [out.to(dtype), lse, d_out]
     return module, args, run_module(module, args)
 
@@ -181,6 +183,21 @@ def test_heads_that_share_keys_have_one_loop(case: str) -> None:
         assert sum(isinstance(op, scf.ForOp) for op in role.walk()) == 1
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_mask_that_keeps_no_pair(
+    ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k < 4) & (k > 5)
+
+    case = SimpleNamespace(factory=lambda *_: (None, nobody))
+    monkeypatch.setitem(CORPUS, "none", case)
+    module, args, wanted = backward("none", (2, 2), ordered=ordered)
+    with pytest.raises(ScheduleError, match="read after the next"):
+        scheduled(module)
+    check(run_module(scheduled(module, overlap=False), args), wanted)
+
+
 @pytest.mark.parametrize("case", ["causal", "alibi"])
 def test_fp16(case: str) -> None:
     module, args, wanted = backward(case, dtype=torch.float16)
@@ -220,18 +237,16 @@ def is_implied(op: Operation) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("overlap", "in_order"),
+    ("overlap", "ordered"),
     [
         pytest.param(True, False, id="overlap"),
         pytest.param(True, True, id="in order"),
         pytest.param(False, False, id="simple", marks=pytest.mark.slow),
     ],
 )
-def test_no_signal_can_be_left_out(overlap: bool, in_order: bool) -> None:
-    heads, queries = ((2, 2), 500) if in_order else ((4, 1), 200)
-    module, args, _ = backward(
-        "causal", heads, lengths=(queries, 150), in_order=in_order
-    )
+def test_no_signal_can_be_left_out(overlap: bool, ordered: bool) -> None:
+    heads, queries = ((2, 2), 500) if ordered else ((4, 1), 200)
+    module, args, _ = backward("causal", heads, lengths=(queries, 150), ordered=ordered)
     kernel = scheduled(module, overlap)
     for number, op in enumerate(signals(kernel)):
         if is_implied(op):

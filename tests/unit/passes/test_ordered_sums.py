@@ -2,7 +2,8 @@
 
 The interpreter runs programs one after another. A run leaves a trace of each program:
 what it awaits, adds and reports. The tests then draw how programs with these traces run
-beside each other.
+beside each other. An addition counts when it has landed: that a program reports it only
+then is checked by the interpreter.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import Tensor
-from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects.tile import AwaitProgressOp
 from flexc.dialects.tile.schedule import RoleOp
 from flexc.errors import ScheduleError
+from flexc.passes.masks.segments import segment_builder
 from flexc.runtime.interpreters import host_ops, run_module, tile
 from flexc.runtime.interpreters.schedule import synchronization
 from tests.support.corpus import CORPUS
@@ -155,12 +158,13 @@ def has_one_order(programs: Sequence[Sequence[Event]]) -> bool:
 def test_programs_add_in_one_order(
     case: str, heads: tuple[int, int], recorder: Recorder
 ) -> None:
-    module, args, wanted = backward(case, heads, lengths=LENGTHS, in_order=True)
+    module, args, wanted = backward(case, heads, lengths=LENGTHS, ordered=True)
     try:
         kernel = scheduled(module)
     except ScheduleError:
         assert case in WITHOUT_ORDER
         return
+    assert case not in WITHOUT_ORDER
     assert [op.label.data for op in kernel.walk() if isinstance(op, RoleOp)] == [
         *("consumer", "producer", "writer")
     ]
@@ -169,35 +173,82 @@ def test_programs_add_in_one_order(
     assert has_one_order(recorder.programs)
 
 
-@pytest.mark.parametrize("case", ["causal", "dense"])
-def test_an_addition_without_a_wait_has_no_order(case: str, recorder: Recorder) -> None:
-    module, args, _ = backward(case, (2, 2), lengths=(400, 600), in_order=True)
+MASKS: dict[str, Callable[..., Any]] = {
+    "anti-causal": lambda b, h, q, k: q <= k,
+    "falling": lambda b, h, q, k: q + k >= 400,
+    "turning": lambda b, h, q, k: q >= torch.maximum(k, 300 - k),
+    "keys without queries": lambda b, h, q, k: (q >= k) & ((k < 128) | (k >= 256)),
+    "chunks": lambda b, h, q, k: q // 100 == k // 70,
+    "late in the middle": lambda b, h, q, k: q >= torch.minimum(k, 600 - k),
+    "early in the middle": lambda b, h, q, k: q <= (k - 300).abs(),
+}
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the masks cases of the corpus."""
+    for name, mask in MASKS.items():
+        case = SimpleNamespace(factory=lambda *_, mask=mask: (None, mask))
+        monkeypatch.setitem(CORPUS, name, case)
+
+
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("lengths", [LENGTHS, (700, 520)])
+def test_masks_of_any_bounds(
+    name: str, lengths: tuple[int, int], recorder: Recorder
+) -> None:
+    module, args, wanted = backward(name, (2, 2), lengths=lengths, ordered=True)
+    check(run_module(scheduled(module), args), wanted)
+    assert has_one_order(recorder.programs)
+
+
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize("name", ["late in the middle", "early in the middle"])
+def test_bounds_that_fall_need_all_waits(
+    name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_builder, "rises", lambda _: True)
+    module, args, _ = backward(name, (2, 2), lengths=(700, 620), ordered=True)
+    run_module(scheduled(module), args)
+    assert not has_one_order(recorder.programs)
+
+
+WAITS = {"each block": 0, "the last block": 1, "the end": 2}
+"""The numbers of the waits of a kernel."""
+
+
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [
+        *((case, what) for case in ("causal", "dense") for what in list(WAITS)[:2]),
+        ("early in the middle", "the end"),
+        ("keys without queries", "the end"),
+    ],
+)
+def test_no_wait_can_be_left_out(case: str, what: str, recorder: Recorder) -> None:
+    module, args, _ = backward(case, (2, 2), lengths=(700, 620), ordered=True)
     kernel = scheduled(module)
-    in_loop, after_loop, _ = range(len(waits(kernel)))
-    for number in (in_loop, after_loop):
-        changed = kernel.clone()
-        wait = waits(changed)[number]
-        wait.seen.replace_all_uses_with(wait.known)
-        wait.detach()
-        wait.erase()
-        recorder.programs.clear()
-        run_module(changed, args)
-        assert not has_one_order(recorder.programs)
+    waits = [op for op in kernel.walk() if isinstance(op, AwaitProgressOp)]
+    assert len(waits) == len(WAITS)
+    wait = waits[WAITS[what]]
+    wait.seen.replace_all_uses_with(wait.known)
+    wait.detach()
+    wait.erase()
+    run_module(kernel, args)
+    assert not has_one_order(recorder.programs)
 
 
 def test_heads_that_share_keys_have_no_order() -> None:
-    module, _, _ = backward("causal", (4, 2), in_order=True)
+    module, _, _ = backward("causal", (4, 2), ordered=True)
     with pytest.raises(ScheduleError, match="share keys"):
         scheduled(module)
 
 
 def test_programs_without_reports_wait_forever(recorder: Recorder) -> None:
-    module, args, _ = backward("causal", (2, 2), lengths=(400, 600), in_order=True)
+    module, args, _ = backward("causal", (2, 2), lengths=(400, 600), ordered=True)
     run_module(scheduled(module), args)
     silent = [[e for e in p if e.kind != "report"] for p in recorder.programs]
     with pytest.raises(DeadlockError):
         has_one_order(silent)
-
-
-def waits(kernel: ModuleOp) -> list[AwaitProgressOp]:
-    return [op for op in kernel.walk() if isinstance(op, AwaitProgressOp)]

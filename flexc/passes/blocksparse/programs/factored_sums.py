@@ -63,12 +63,13 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     columns in memory, to which other programs add as well. The runtime fills these sums
     with zeros before the launch.
 
-    If the op is `in_order`, programs start with the last rows, visit blocks in rising
+    If the op is `ordered`, programs start with the last rows, visit blocks in rising
     order, and add to a block in the order in which they start. A program's progress is
     the number of blocks to which it and all programs before it have added, as far as
     they visit them. So a program waits for its predecessor alone. Where bounds are
     `rising`, earlier programs visit no block before a program's first, and later ones
-    none after its last: they need not wait for each other there.
+    none after its last: they need not wait for each other there. (A program without
+    blocks adds zeros to the first block at any time. That changes no sum.)
     """
 
     order: ProgramOrder | None = None
@@ -93,7 +94,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
 
     def locate(self) -> None:
         super().locate()
-        if self.op.in_order is None:
+        if self.op.ordered is None:
             return
         code, rows = self.code, self.rows
         blocks, one = code.ceildiv(self.row_len, self.block_m), code.const(1)
@@ -363,7 +364,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
 
 
 ALL = full(32).hi
-"""The progress of a program that has visited all of its blocks."""
+"""The progress of a program that has visited all of its blocks: more than there are."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,7 @@ class ProgramOrder:
     """The condition that no program is before it."""
 
     def turn(self, code: ScalarCode, done: SSAValue) -> list[SSAValue]:
-        """Return the program to await, its least progress, and this program's then."""
+        """Return the turn of an addition that makes the program's progress `done`."""
         least = code.select(self.is_first, code.const(0), done)
         return [self.earlier, least, self.own, done]
 

@@ -74,13 +74,6 @@ class Plan:
         return [r for r in dict.fromkeys(within) if not r.stays]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The progress of another program that a role has seen last."""
-
-    name: str = "progress"
-
-
 class RoleCode:
     """The code of a role: a slice of the parts, without the loads that are copies.
 
@@ -88,6 +81,9 @@ class RoleCode:
     Each role counts the tiles that have passed through a ring (`at`) in a number of its
     own that loops carry.
     """
+
+    seen: SSAValue | None = None
+    """The progress of another program that the role has seen last, if it awaits any."""
 
     def __init__(self, plan: Plan, needed: Slice):
         self.plan = plan
@@ -100,9 +96,7 @@ class RoleCode:
         self.code = ScalarCode(block)
         self.constants: dict[int, SSAValue] = {}
         zero = self.const(0)
-        self.at: dict[Ring | Seen, SSAValue] = {
-            r: zero for r in self.rings(plan.all_rings()) if not r.stays
-        }
+        self.at = {r: zero for r in self.rings(plan.all_rings()) if not r.stays}
 
     def write(self) -> Region:
         """Return the role's region."""
@@ -117,10 +111,6 @@ class RoleCode:
     def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
         """Return those rings whose tiles this role counts."""
         return rings
-
-    def carried_by(self, loop: scf.ForOp) -> Sequence[Ring | Seen]:
-        """Return what `at` has a number for that changes while a loop runs."""
-        return self.rings(self.plan.rings_within(loop))
 
     def load(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write what this role does at a load that is a copy."""
@@ -152,20 +142,20 @@ class RoleCode:
     def loop(self, op: scf.ForOp) -> None:
         """Copy a loop that carries the needed values and its rings' tile counts."""
         kept = self.kept(op.results)
-        rings = self.carried_by(op)
+        rings = self.rings(self.plan.rings_within(op))
         carried = [self.of(op.iter_args[i]) for i in kept]
-        carried += [self.at[r] for r in rings]
+        carried += self.state(rings)
         args = op.body.block.args
         body = Block(arg_types=[args[0].type, *(v.type for v in carried)])
         for old, new in zip(
             [args[0], *(args[i + 1] for i in kept)], body.args, strict=False
         ):
             self.map(old, new)
-        self._set_at(rings, body.args[len(kept) + 1 :])
+        self.set_state(rings, body.args[len(kept) + 1 :])
         outer, self.code = self.code, ScalarCode(body)
         self.copy_block(op.body.block)
         results = [self.of(yielded(op.body.block)[i]) for i in kept]
-        self.code.builder.insert(scf.YieldOp(*results, *(self.at[r] for r in rings)))
+        self.code.builder.insert(scf.YieldOp(*results, *self.state(rings)))
         self.code = outer
         bounds = self.of(op.lb), self.of(op.ub), self.of(op.step)
         new_loop = scf.ForOp(*bounds, carried, Region(body))
@@ -173,7 +163,7 @@ class RoleCode:
         self.code.builder.insert(new_loop)
         for i, new in zip(kept, new_loop.results, strict=False):
             self.map(op.results[i], new)
-        self._set_at(rings, new_loop.results[len(kept) :])
+        self.set_state(rings, new_loop.results[len(kept) :])
 
     def branch(self, op: scf.IfOp) -> None:
         """Copy a branch with the results that this role needs."""
@@ -260,7 +250,16 @@ class RoleCode:
         self.code.builder.insert(wait)
         return wait
 
-    def _set_at(self, rings: Sequence[Ring | Seen], values: Sequence[SSAValue]) -> None:
+    def state(self, rings: Sequence[Ring]) -> list[SSAValue]:
+        """Return the numbers of the role's own that a loop carries."""
+        counts = [self.at[ring] for ring in rings]
+        return counts if self.seen is None else [*counts, self.seen]
+
+    def set_state(self, rings: Sequence[Ring], values: Sequence[SSAValue]) -> None:
+        """Replace what `state` returns."""
+        if self.seen is not None:
+            *values, self.seen = values
+            self.seen.name_hint = "seen"
         for ring, value in zip(rings, values, strict=True):
             value.name_hint = f"{ring.name}_at"
             self.at[ring] = value

@@ -24,7 +24,7 @@ from flexc.dialects.tile.schedule import (
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import product_of
 from flexc.passes.hopper.specialize_warps.resources import Outgoing, Ring
-from flexc.passes.hopper.specialize_warps.roles import ORDER_OPS, Plan, RoleCode, Seen
+from flexc.passes.hopper.specialize_warps.roles import ORDER_OPS, Plan, RoleCode
 from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 
 
@@ -39,7 +39,7 @@ class ServiceCode(RoleCode):
         self.varying = dependent_on(plan.parts.body.block.args[0])
         needed = Slice(plan.parts, self.operands).include(roots)
         if needed.values & self.varying:
-            raise ScheduleError("which tiles are copied depends on the part")
+            raise ScheduleError("which tiles are moved depends on the part")
         super().__init__(plan, needed)
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
@@ -119,20 +119,13 @@ class ProducerCode(ServiceCode):
         self.code.builder.insert(copy)
 
 
-SEEN = Seen()
-
-
 class WriterCode(ServiceCode):
     """The code of the writer, which adds tiles to memory in the order of programs."""
 
     def __init__(self, plan: Plan):
         ends = [o for o in plan.parts.body.walk() if isinstance(o, ORDER_OPS)]
         super().__init__(plan, [*plan.outgoing, *ends])
-        self.at[SEEN] = self.const(0)
-
-    def carried_by(self, loop: scf.ForOp) -> Sequence[Ring | Seen]:
-        rings = super().carried_by(loop)
-        return [*rings, SEEN] if rings else rings
+        self.seen = self.const(0)
 
     def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
         return [ring for ring in rings if isinstance(ring, Outgoing)]
@@ -157,11 +150,12 @@ class WriterCode(ServiceCode):
         insert = self.code.builder.insert
         assert op.progress is not None
         assert ring.empty is not None
+        assert self.seen is not None
         earlier, least, own, done = map(self.of, op.turn)
         _, parity = self.take(ring)
         parts = [self.const(part) for part in range(ring.tiles)]
-        wait = tile.AwaitProgressOp(op.progress, earlier, least, self.at[SEEN])
-        self.at[SEEN] = self.code.insert(wait, "seen")
+        wait = tile.AwaitProgressOp(op.progress, earlier, least, self.seen)
+        self.seen = self.code.insert(wait, "seen")
         for number, part in enumerate(parts):
             insert(AwaitOp(ring.full, part, parity))
             known: dict[SSAValue, SSAValue] = {}

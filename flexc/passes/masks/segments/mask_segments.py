@@ -89,7 +89,10 @@ def tile_order(ranges: KeyRanges) -> TileOrder | None:
 
 
 def rises(ranges: KeyRanges) -> bool:
-    """Return True if neither end of the live columns falls from row to row."""
+    """Return True if neither end of the live columns falls from row to row.
+
+    The starts of packed sequences, which bounds add, rise too.
+    """
     if len(ranges.live) != 1:
         return False
     ends = (*ranges.live[0].lows, *ranges.live[0].highs)
@@ -155,7 +158,7 @@ class MaskSegments:
             return self.all_partial()
         if self.is_full:
             return [self.segment(SegmentKind.FULL, self.all_live, True)]
-        if self.in_order and self.has_two_ends():
+        if self.is_mixed():
             return [self.mixed()]
         partial = self.segment(
             SegmentKind.PARTIAL,
@@ -175,17 +178,24 @@ class MaskSegments:
         """Return the intervals of blocks with dead pairs."""
         return c.dead_intervals(self.ranges.dead, ragged=not self.is_whole)
 
-    def has_two_ends(self) -> bool:
-        """Return True if live blocks are one interval with dead pairs at both ends.
+    def is_mixed(self) -> bool:
+        """Return True if one loop visits partial and full blocks in their order.
 
-        The incomplete last block does not count, unless `ascending`: causal masks are
-        slower in order.
+        The live blocks are one interval, with dead pairs at both ends. The incomplete
+        last block does not count, unless `ascending`: causal masks are slower in order.
+        Nor do dead pairs at the end alone, as blocks would rise if those at the start
+        came first.
         """
+        if not (self.in_order or self.ascending):
+            return False
         region = self.problem.block_region().block
         c = self.range_code(ScalarCode(region), region, 4)
         ragged = self.ascending and not self.is_whole
         dead = c.dead_intervals(self.ranges.dead, ragged=ragged)
-        return len(c.live_intervals(self.ranges.live)) == 1 < len(dead)
+        ends_late = self.ascending and any(d.begin is not None for d in dead)
+        return len(c.live_intervals(self.ranges.live)) == 1 and (
+            len(dead) > 1 or ends_late
+        )
 
     def mixed(self) -> SegmentOp:
         """Return a segment that visits live blocks, partial or full, in their order."""
