@@ -25,6 +25,9 @@ from flexc.errors import ScheduleError
 from flexc.passes.masks.segments import segment_builder
 from flexc.runtime.interpreters import host_ops, run_module, tile
 from flexc.runtime.interpreters.schedule import synchronization
+from flexc.runtime.varlen import packed_mods
+from tests.property.test_packed_bounds import MASKS as PACKED
+from tests.property.test_packed_bounds import sequences
 from tests.support.corpus import CORPUS
 from tests.support.pairwise import in_turn
 from tests.unit.passes.test_backward_schedule import backward, check, scheduled
@@ -199,6 +202,21 @@ def test_masks_of_any_bounds(
     name: str, lengths: tuple[int, int], recorder: Recorder
 ) -> None:
     module, args, wanted = backward(name, (2, 2), lengths=lengths, ordered=True)
+    check(run_module(scheduled(module), args), wanted)
+    assert has_one_order(recorder.programs)
+
+
+@pytest.mark.parametrize("keys", [None, [50, 300, 0, 250, 100]])
+@pytest.mark.parametrize("name", ["none", "anticausal", "window_by_sequence"])
+def test_packed_sequences(
+    name: str,
+    keys: list[int] | None,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mods = packed_mods(None, PACKED[name], sequences([130, 0, 70, 300, 200], keys))
+    monkeypatch.setitem(CORPUS, name, SimpleNamespace(factory=lambda *_: mods))
+    module, args, wanted = backward(name, (2, 2), lengths=(700, 700), ordered=True)
     check(run_module(scheduled(module), args), wanted)
     assert has_one_order(recorder.programs)
 

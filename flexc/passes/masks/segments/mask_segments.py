@@ -182,9 +182,9 @@ class MaskSegments:
         """Return True if one loop visits partial and full blocks in their order.
 
         The live blocks are one interval, with dead pairs at both ends. The incomplete
-        last block does not count, unless `ascending`: causal masks are slower in order.
-        Nor do dead pairs at the end alone, as blocks would rise if those at the start
-        came first.
+        last block does not count, as causal masks are slower in order. With
+        `ascending`, it does, and dead pairs at the end alone suffice: in two segments
+        the blocks at the end would come first.
         """
         if not (self.in_order or self.ascending):
             return False
