@@ -155,6 +155,16 @@ class FlexcOptMain(xDSLOptMain):
                 )
         self.pipeline = PassPipeline(passes, self.between)
 
+    def output_resulting_program(self, prog: ModuleOp) -> str:
+        """Return the output. Raise OptionError if the target's module is missing."""
+        try:
+            return super().output_resulting_program(prog)
+        except ModuleNotFoundError as error:
+            raise OptionError(
+                f"-t {self.args.target} needs the module {error.name}, which is not "
+                "installed"
+            ) from error
+
     def between(
         self, done: ModulePass | None, module: ModuleOp, following: ModulePass | None
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -101,3 +102,19 @@ def test_no_passes() -> None:
     attention: Any = partial(flexc.flex_attention, query, query, query)
     torch.testing.assert_close(attention(kernel_options={"passes": ""}), attention())
     assert options.read_passes("") is None
+
+
+def test_a_target_whose_module_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        importlib.import_module("no_such_module")
+
+    monkeypatch.setitem(opt.universe.TARGETS, "absent", absent)
+    path = tmp_path / "empty.mlir"
+    path.write_text("builtin.module {}")
+    assert opt.main([str(path), "-t", "absent"]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "flexc-opt: -t absent needs the module no_such_module, which is not installed\n"
+    )
