@@ -137,6 +137,17 @@ class Visits:
             assert not is_in_order or len(self.segments) == 1
 
 
+def check_rising(classes: Tensor) -> None:
+    """Neither the first nor the last visited block falls from row to row."""
+    visited = classes != DEAD
+    some, count = visited.any(-1), visited.shape[-1]
+    first = visited.int().argmax(-1)
+    last = count - 1 - visited.flip(-1).int().argmax(-1)
+    for end in (first, last):
+        before = torch.where(some, end, -1).cummax(-1).values
+        assert (end >= before)[some].all()
+
+
 def live_pairs(mask: Callable[..., Any], s: Sizes) -> Tensor:
     """Whether each pair of a row and a column is live, by the mask itself."""
     live = create_mask(mask, s.batches, s.heads, s.q_len, s.kv_len, device="cpu")

@@ -24,7 +24,11 @@ from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.segment_builder import build_segments, order_of
+from flexc.passes.masks.segments.segment_builder import (
+    build_segments,
+    is_rising,
+    order_of,
+)
 from flexc.passes.scalar import Proven
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.arguments import split_block_mask
@@ -41,6 +45,7 @@ from tests.property.block_visits import (
     Sizes,
     Visits,
     brute_force,
+    check_rising,
     live_pairs,
     sizes,
     verify,
@@ -86,8 +91,11 @@ def check(
     segments = build_segments(subject, tile)
     found, exact = Visits(segments, captures, s).classes(), brute_force(mask, s)
     verify(found, exact)
-    in_order = build_segments(subject, tile, in_order=True)
-    Visits(in_order, captures, s).check_one_loop(found)
+    for ascending in (False, True):
+        in_order = build_segments(subject, tile, in_order=True, ascending=ascending)
+        Visits(in_order, captures, s).check_one_loop(found)
+    if is_rising(subject, tile):
+        check_rising(found)
     return found, exact
 
 

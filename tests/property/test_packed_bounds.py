@@ -23,12 +23,20 @@ from flexc.frontend.import_graph import (
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_infer_facts import rows_never_empty
 from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.segment_builder import build_segments
+from flexc.passes.masks.segments.segment_builder import build_segments, is_rising
 from flexc.passes.scalar import Proven
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.kernels.proofs import attention_of
 from flexc.runtime.varlen import Sequences, packed_mods
-from tests.property.block_visits import DEAD, FULL, Sizes, Visits, brute_force, verify
+from tests.property.block_visits import (
+    DEAD,
+    FULL,
+    Sizes,
+    Visits,
+    brute_force,
+    check_rising,
+    verify,
+)
 
 WINDOWS = torch.tensor([3, 70, 0, 9, 200, 1], dtype=torch.int32)
 
@@ -114,8 +122,11 @@ def test_visits(name: str, drawn: tuple[Sequences, Sizes]) -> None:
     found = Visits(build_segments(problem, tile), captures, s).classes()
     exact = brute_force(packed, s)
     verify(found, exact)
-    in_order = build_segments(problem, tile, in_order=True)
-    Visits(in_order, captures, s).check_one_loop(found)
+    for ascending in (False, True):
+        in_order = build_segments(problem, tile, in_order=True, ascending=ascending)
+        Visits(in_order, captures, s).check_one_loop(found)
+    if is_rising(problem, tile):
+        check_rising(found)
     if given.of_query is given.of_key and name in ("none", "causal", "anticausal"):
         assert not ((found != DEAD) & ~hull(exact)).any()
         whole = torch.arange(1, s.shape[2] + 1) * s.block_m <= s.lengths[0]
