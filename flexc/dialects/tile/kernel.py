@@ -44,7 +44,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import NonNegative, verify_comparison
 from flexc.dialects.tile.checks import verify_dim
-from flexc.dialects.tile.schedule.checks import verify_schedule
+from flexc.dialects.tile.schedule.checks import role_of, verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
 GRID_OF = "grid_of"
@@ -218,7 +218,8 @@ class AwaitProgressOp(IRDLOperation):
 class ReportProgressOp(IRDLOperation):
     """Set the progress of a program, after all that it has done so far.
 
-    Copies out of shared memory count if they were awaited as `written`.
+    Copies out of shared memory count if they were awaited as `written`. A role that
+    reports has one warp: nothing waits for other warps.
 
     ```mlir
     tile.report_progress %progress[%own] %n : memref<?xi32>
@@ -239,6 +240,12 @@ class ReportProgressOp(IRDLOperation):
 
     def verify_(self) -> None:
         verify_progress(self.progress)
+        role = role_of(self)
+        if role is not None and role.warps.value.data != 1:
+            raise VerifyException(
+                f"expects a role of one warp, got {role.warps.value.data} in role "
+                f"{role.label}"
+            )
 
 
 def verify_progress(progress: SSAValue) -> None:

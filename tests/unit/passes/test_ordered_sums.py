@@ -18,10 +18,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.rewriter import Rewriter
 
 from flexc.dialects.tile import AwaitProgressOp
 from flexc.dialects.tile.schedule import RoleOp
 from flexc.errors import ScheduleError
+from flexc.passes import pipelines
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.masks.segments import segment_builder
 from flexc.runtime.interpreters import host_ops, run_module, tile
 from flexc.runtime.interpreters.schedule import synchronization
@@ -30,7 +35,12 @@ from tests.property.test_packed_bounds import MASKS as PACKED
 from tests.property.test_packed_bounds import sequences
 from tests.support.corpus import CORPUS
 from tests.support.pairwise import in_turn
-from tests.unit.passes.test_backward_schedule import backward, check, scheduled
+from tests.unit.passes.test_backward_schedule import (
+    backward,
+    check,
+    scheduled,
+    sums_matrices,
+)
 
 LENGTHS = 260, 600
 """Blocks of queries and of keys, the last ones not whole; some keys see no query."""
@@ -262,6 +272,19 @@ def test_heads_that_share_keys_have_no_order() -> None:
     module, _, _ = backward("causal", (4, 2), ordered=True)
     with pytest.raises(ScheduleError, match="share keys"):
         scheduled(module)
+
+
+def test_segments_that_were_not_merged_have_no_order() -> None:
+    module, _, _ = backward("causal", (2, 2), lengths=(400, 600), ordered=True)
+    convert = ConvertFlexToBlocksparsePass("gluon")
+    passes = pipelines.to_blocksparse(convert)
+    kept = tuple(p for p in passes if p.name != "blocksparse-merge-segments")
+    for op in list(module.ops):
+        if isinstance(op, func.FuncOp) and not sums_matrices(op):
+            Rewriter.erase_op(op)
+    pipelines.run(kept, Context(), module)
+    with pytest.raises(ScheduleError, match="merge-segments"):
+        pipelines.run(pipelines.to_tile("gluon"), Context(), module)
 
 
 def test_programs_without_reports_wait_forever(recorder: Recorder) -> None:

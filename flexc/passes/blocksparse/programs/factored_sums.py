@@ -96,6 +96,12 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         super().locate()
         if self.op.ordered is None:
             return
+        segments = self.segments()
+        if len(segments) != 1 or not segments[0].is_entered:
+            raise ScheduleError(
+                "an ordered op expects one segment that runs at least once; run "
+                "blocksparse-merge-segments{into_one=true} before"
+            )
         code, rows = self.code, self.rows
         blocks, one = code.ceildiv(self.row_len, self.block_m), code.const(1)
         heads = code.add(code.mul(rows.b, self.own_heads), rows.h)

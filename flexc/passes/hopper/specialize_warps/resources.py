@@ -303,7 +303,6 @@ def assign_outputs(
     free = [r for r in rings if r.stays and r.tiles == count and not is_shared(r)]
     outputs: dict[Operation, Output] = {}
     sums: dict[tuple[SSAValue, TileType], Output] = {}
-    waiting: dict[tuple[SSAValue, TileType], Ring] = {}
     for add in parts.body.walk():
         if isinstance(add, tile.AddToOp):
             type_ = add.value.type
@@ -314,7 +313,6 @@ def assign_outputs(
             name, ring = output_name(add), None
             if add.progress is not None:
                 ring = Outgoing(name, type_, 1, count, per_part=True)
-                ring = waiting.setdefault((add.memref, type_), ring)
             output = Output(name, type_, count, ring, is_reused=ring is None)
             outputs[add] = sums.setdefault((add.memref, type_), output)
     used: set[Ring] = set()

@@ -381,9 +381,7 @@ class ConsumerCode(RoleCode):
         """Write a tile to an unused slot, and start its copy to global memory."""
         if output.is_reused:
             self.code.builder.insert(AwaitCopiesOp(0))
-        view = self.code.insert(SlotOp(output.shared, self.part), f"{output.name}_view")
-        self.code.builder.insert(WriteViewOp(self.of(op.value), view))
-        self.code.builder.insert(FenceCopiesOp())
+        view = self.fill(op, output.shared, output.name)
         indices = [self.of(v) for v in op.indices]
         adds = isinstance(op, tile.AddToOp)
         self.code.builder.insert(CopyOutOp(view, op.memref, indices, adds))
@@ -392,10 +390,17 @@ class ConsumerCode(RoleCode):
         """Write a tile to this part's slot once it is free, and signal the writer."""
         _, parity = self.take(ring)
         self.await_empty(ring, self.part, parity)
-        view = self.code.insert(SlotOp(ring.shared, self.part), f"{ring.name}_view")
+        self.fill(op, ring.shared, ring.name)
+        self.code.builder.insert(ArriveOp(ring.full, self.part))
+
+    def fill(
+        self, op: tile.StoreOp | tile.AddToOp, shared: SSAValue, name: str
+    ) -> SSAValue:
+        """Write a tile to this part's slot for a copy out; return the slot's view."""
+        view = self.code.insert(SlotOp(shared, self.part), f"{name}_view")
         self.code.builder.insert(WriteViewOp(self.of(op.value), view))
         self.code.builder.insert(FenceCopiesOp())
-        self.code.builder.insert(ArriveOp(ring.full, self.part))
+        return view
 
     def finish(self) -> None:
         """Append the wait for all copies out of shared memory."""

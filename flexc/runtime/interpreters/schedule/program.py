@@ -269,6 +269,7 @@ class ScheduledProgram:
         self.slots: list[Slot] = []
         self.copies: list[CopyIn] = []
         self.ended: list[Agent] = []
+        """The roles that have ended; their copies out land when the program ends."""
         self.shares: dict[tuple[Operation, int], Shares] = {}
         self._turns: dict[int, Barrier] = {}
         self._taken: Counter[int] = Counter()

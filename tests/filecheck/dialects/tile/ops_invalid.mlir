@@ -303,6 +303,22 @@ tile.kernel @progress_type(%progress : memref<?xf32> #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @progress_of_warps(%progress : memref<?xi32> #tile.param<progress 0>,
+    %i : i32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  tile.roles {
+    tile.role "writer" copies 1 warps 4 registers 24 {
+    ^bb0(%part : i32):
+      // CHECK: expects a role of one warp, got 4 in role "writer"
+      tile.report_progress %progress[%i] %i : memref<?xi32>
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
 tile.kernel @diagonal_step(%t : tensor<?xf32> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   // CHECK: step expects 1 or -1, got 2
