@@ -177,8 +177,16 @@ def test_equal_bits_of_one_kernel(
     case: str, lengths: tuple[int, int], head_dim: int
 ) -> None:
     """Many more programs than run at once, some without a block of queries."""
-    sizes = Sizes(4, 16, 16, *lengths, head_dim, head_dim)
-    call = call_of(case, sizes)
+    check_equal_bits(call_of(case, Sizes(4, 16, 16, *lengths, head_dim, head_dim)))
+
+
+@pytest.mark.parametrize("key_heads", [1, 4])
+@pytest.mark.parametrize("case", ["causal", "sliding_window", "alibi"])
+def test_equal_bits_of_shared_keys(case: str, key_heads: int) -> None:
+    check_equal_bits(call_of(case, Sizes(4, 16, key_heads, 1000, 1000, 128, 128)))
+
+
+def check_equal_bits(call: Call) -> None:
     call.options["kernel_options"] = {"deterministic": True}
     check_gradients(call, poison=False)
     cotangents = call.cotangents()

@@ -91,8 +91,8 @@ def check(
     segments = build_segments(subject, tile)
     found, exact = Visits(segments, captures, s).classes(), brute_force(mask, s)
     verify(found, exact)
-    for ascending in (False, True):
-        in_order = build_segments(subject, tile, in_order=True, ascending=ascending)
+    for mixes in ("if faster", "always"):
+        in_order = build_segments(subject, tile, mixes=mixes)
         Visits(in_order, captures, s).check_one_loop(found)
     if is_rising(subject, tile):
         check_rising(found)

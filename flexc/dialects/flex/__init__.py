@@ -63,7 +63,9 @@ from flexc.dialects.flex.host_ops import (
     Coordinates,
     CoordinatesAttr,
     LaunchOp,
+    RepeatHeadsOp,
     ScatterSumsOp,
+    SumHeadsOp,
     SumPartsOp,
     ZerosLikeOp,
 )

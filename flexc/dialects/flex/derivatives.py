@@ -25,6 +25,7 @@ from xdsl.dialects.builtin import (
     DenseArrayBase,
     StringAttr,
     TensorType,
+    UnitAttr,
     i64,
 )
 from xdsl.ir import Attribute, SSAValue
@@ -94,6 +95,8 @@ class DerivativeOp(ScoredOp, MaskedOp):
 
     along = opt_prop_def(ArrayAttr[StringAttr])
     column_block = opt_prop_def(DenseArrayBase.constr(i64))
+    ordered = opt_prop_def(UnitAttr)
+    """True if gradients have equal bits at every run."""
 
     assembly_format = (
         SCORED_FORMAT

@@ -222,6 +222,54 @@ class ZerosLikeOp(IRDLOperation):
         super().__init__(operands=[tensor], result_types=[tensor.type])
 
 
+@irdl_op_definition
+class RepeatHeadsOp(IRDLOperation):
+    """A tensor (B or 1, Hkv, S, D), each head repeated for the heads that read it.
+
+    `reader` (B, Hq, ...) gives the sizes of the result (B, Hq, S, D).
+    """
+
+    name = "flex.repeat_heads"
+
+    T: ClassVar = VarConstraint("T", base(TensorType))
+    tensor = operand_def(T)
+    reader = operand_def(TensorType[Attribute])
+    result = result_def(T)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `for` $reader attr-dict `:` type($tensor) `,` type($reader) `->` "
+        "type($result)"
+    )
+
+    def __init__(self, tensor: SSAValue, reader: SSAValue):
+        super().__init__(operands=[tensor, reader], result_types=[tensor.type])
+
+
+@irdl_op_definition
+class SumHeadsOp(IRDLOperation):
+    """The sum over the heads, and batches, that repeat one of `tensor`.
+
+    `flex.repeat_heads` of `tensor` has the shape of `sums`.
+    """
+
+    name = "flex.sum_heads"
+
+    T: ClassVar = VarConstraint("T", base(TensorType))
+    sums = operand_def(T)
+    tensor = operand_def(TensorType[Attribute])
+    result = result_def(T)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$sums `of` $tensor attr-dict `:` type($sums) `,` type($tensor) `->` "
+        "type($result)"
+    )
+
+    def __init__(self, sums: SSAValue, tensor: SSAValue):
+        super().__init__(operands=[sums, tensor], result_types=[sums.type])
+
+
 class _Callee(SymbolUserOpInterface):
     """A check that the callee of a launch is a function of these types, or a kernel."""
 

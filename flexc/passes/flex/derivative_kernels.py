@@ -106,16 +106,14 @@ class HostFunction:
         transposed: bool = False,
         origin: Sequence[SSAValue] = (),
         plus: Sequence[SSAValue] = (),
-        ordered: bool = False,
     ) -> Sequence[SSAValue]:
         """Launch a kernel for sums over pairs; return its results, () without sums.
 
-        The last sums are added to `plus`, with equal bits at every run if `ordered`.
+        The last sums are added to `plus`.
         """
         if not sums:
             return ()
         op = PairSumsWriter(self, code, sums, transposed).write(origin)
-        op.ordered = UnitAttr() if ordered else None
         return self.kernel(suffix, op, plus)
 
     def map_rows(
@@ -182,6 +180,8 @@ class PairSumsWriter:
         }
         if self.transposed:
             properties["transposed"] = UnitAttr()
+            if op.ordered is not None and self.summed(SumKind.COLUMN_MATRIX):
+                properties["ordered"] = op.ordered
         if tables and block is not None:
             properties["sparse_block"] = block
         sums = flex.PairSumsOp(

@@ -30,7 +30,7 @@ from functools import reduce
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp, TensorType, i32
+from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.transforms.dead_code_elimination import region_dce
@@ -170,20 +170,14 @@ class CapturedGradients:
 Terms = list[tuple[str, ...]]
 
 Gradients = dict[str, SSAValue]
-"""Gradients by the names of their inputs."""
+"""Gradients, or inputs, by the names of the inputs."""
 
 
 class Expansion:
     """An expansion of one derivative op in its host function."""
 
-    def __init__(
-        self,
-        op: DerivativeOp,
-        name: str,
-        one_pass: OnePass = "none",
-        ordered: bool = False,
-    ):
-        self.op, self.one_pass, self.ordered = op, one_pass, ordered
+    def __init__(self, op: DerivativeOp, name: str, one_pass: OnePass = "none"):
+        self.op, self.one_pass = op, one_pass
         self.host = HostFunction(op, name)
         self.score_type = score_type(op.query.type)
         self.weighs = is_weighed(op)
@@ -256,6 +250,8 @@ class Expansion:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
         by_keys = self.one_pass == "keys" and self.has_both_sides
+        shares = op.ordered is not None and op.paired_heads is None
+        given = self.repeat_heads() if by_keys and shares else {}
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (
             self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]
@@ -284,6 +280,10 @@ class Expansion:
         if self.one_pass != "queries":
             self.captured.add_pairs()
         found |= self.captured.named()
+        for name, tensor in given.items():
+            if name in found:
+                sums = flex.SumHeadsOp(found[name], tensor)
+                found[name] = self.host.append(sums, f"d_{name}")
         return [
             found[name] if name in found else self.zeros(name) for name in self.wanted
         ]
@@ -292,6 +292,19 @@ class Expansion:
     def has_both_sides(self) -> bool:
         """True if the gradients of the query and of key or value are wanted."""
         return "query" in self.wanted and not {"key", "value"}.isdisjoint(self.wanted)
+
+    def repeat_heads(self) -> Gradients:
+        """Repeat the heads of key and value for queries; return the given tensors.
+
+        Programs that add in a fixed order wait for each other. Those of one query head
+        are shorter than those of all heads that share a key, and so are the waits.
+        """
+        given = {name: self.named[name] for name in ("key", "value")}
+        for name, tensor in given.items():
+            repeated = flex.RepeatHeadsOp(tensor, self.op.query)
+            self.named[name] = self.host.append(repeated, name)
+        self.op.paired_heads = UnitAttr()
+        return given
 
     def zeros(self, name: str) -> SSAValue:
         """Return zeros: the gradient of a captured tensor that no score depends on."""
@@ -453,10 +466,9 @@ class Expansion:
         is_large = any(s.kind in LARGE for s in of_reads)
         origin = [self.host.code.const(0, i32)] if is_large else []
         more, plus = [s for s, _ in added], [value for _, value in added]
-        ordered = self.ordered and bool(added)
         every = [*sums, *of_reads, *more]
         results = self.host.pair_sums(
-            suffix, self.code, every, transposed, origin, plus, ordered
+            suffix, self.code, every, transposed, origin, plus
         )
         first, last = len(sums), len(sums) + len(of_reads)
         self.captured.add(by, results[first:last])
@@ -464,14 +476,12 @@ class Expansion:
         return {str(s.name).removeprefix("d_"): value for s, value in found}
 
 
-def expand(
-    function: func.FuncOp, one_pass: OnePass = "none", ordered: bool = False
-) -> list[func.FuncOp]:
+def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncOp]:
     """Expand the derivatives in a function; return the kernels that it launches."""
     name, kernels = function.sym_name.data, list[func.FuncOp]()
     derivatives = [o for o in function.walk() if isinstance(o, DerivativeOp)]
     for i, op in enumerate(derivatives):
-        kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass, ordered).run()
+        kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass).run()
     if derivatives:
         # Not every derivative needs delta.
         region_dce(function.body)
@@ -491,11 +501,9 @@ class FlexExpandDerivativesPass(ModulePass):
     name = "flex-expand-derivatives"
 
     one_pass: OnePass = "none"
-    ordered: bool = False
-    """True if one pass of keys adds to the query's gradient in a fixed order."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):
             if isinstance(function, func.FuncOp):
-                kernels = expand(function, self.one_pass, self.ordered)
+                kernels = expand(function, self.one_pass)
                 op.body.block.insert_ops_before(kernels, function)

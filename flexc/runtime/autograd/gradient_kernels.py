@@ -121,14 +121,13 @@ class DerivativeFacts:
             return self.compiled.simple(proofs)
 
         for way in ways(call, self.compiled.build, simple, along):
-            ordered = call.deterministic and way == "keys"
-            program = program_for(self.compiled, proofs, derivative, way, ordered)
+            program = program_for(self.compiled, proofs, derivative, way)
             if not program.is_refused:
                 return program
         raise AssertionError("two kernels serve every derivative")
 
     def facts(self, read: Sequence[Tensor]) -> dict[str, Attribute]:
-        """Return facts that the forward does not use.
+        """Return properties that the forward does not use, most of them facts.
 
         `read` are the tensors that a derivative reads and the forward does not.
         """
@@ -139,6 +138,8 @@ class DerivativeFacts:
         whole = query.size(2) % LENGTH_MULTIPLE == 0
         if whole and self.call.computed_by.for_gpu:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
+        if self.call.deterministic:
+            found["ordered"] = UnitAttr()
         if self.moderate:
             found["score_growth_bounded"] = UnitAttr()
         if any(largest_offset(t) > MAX_NARROW_OFFSET for t in read):
@@ -258,15 +259,14 @@ def program_for(
     proofs: Proofs,
     derivative: Derivative,
     one_pass: OnePass,
-    ordered: bool,
 ) -> Program:
     """Return the program of a derivative, made once. Its kernels start to compile."""
     programs = _programs.setdefault(compiled, {})
-    key = (proofs, derivative, one_pass, ordered)
+    key = (proofs, derivative, one_pass)
     if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
-        expand(expanded, one_pass, ordered)
+        expand(expanded, one_pass)
         roles = may_have_roles(
             compiled.build, lambda: compiled.simple(proofs), derivative.along
         )
@@ -311,22 +311,14 @@ def ways(
     `simple` returns the simplified attention op.
 
     A GPU needs a schedule with roles to add to sums by column, and registers that hold
-    two sums of rows that are not wide.
+    two sums of rows that are not wide. Tables may list blocks in any order, so programs
+    cannot add to these sums in a fixed order.
     """
     if not build.for_gpu:
         return [target_named(build.target).one_pass]
-    if build.call.widest > WIDE or (call.deterministic and not has_order(call)):
+    if build.call.widest > WIDE or (call.deterministic and call.tables is not None):
         return ["none"]
     return ["keys", "none"] if may_have_roles(build, simple, along) else ["none"]
-
-
-def has_order(call: Attention) -> bool:
-    """Return True if programs may add to sums by column in a fixed order.
-
-    Tables may list blocks in any order. Where heads share keys, programs would wait
-    longer for each other than a second kernel takes.
-    """
-    return call.tables is None and call.query.shape[:2] == call.key.shape[:2]
 
 
 def may_have_roles(

@@ -30,7 +30,7 @@ from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
-from flexc.runtime.interpreters.values import dtype_of
+from flexc.runtime.interpreters.values import dtype_of, repeat_heads, sum_heads
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.process.recent import Background
 
@@ -330,12 +330,12 @@ def within(diagonals: Tensor, sizes: Sizes) -> Tensor:
     return diagonals[..., zero - sizes.kv_len + 1 : zero + sizes.q_len]
 
 
-def expand(module: ModuleOp, one_pass: OnePass, ordered: bool = False) -> None:
+def expand(module: ModuleOp, one_pass: OnePass) -> None:
     """Expand a module's derivatives into kernels and a host function, in place."""
     passes = (
         *pipelines.to_simple_flex(),
         FlexInferFactsPass(),
-        FlexExpandDerivativesPass(one_pass, ordered),
+        FlexExpandDerivativesPass(one_pass),
         FlexSimplifyModsPass(),
     )
     pipelines.run(passes, Context(), module)
@@ -425,6 +425,10 @@ class Execution:
                 return [sums.to(self.program.rounded[op])]
             case flex.ZerosLikeOp():
                 return [torch.zeros_like(values[op.tensor])]
+            case flex.RepeatHeadsOp():
+                return [repeat_heads(values[op.tensor], values[op.reader])]
+            case flex.SumHeadsOp():
+                return [sum_heads(values[op.sums], values[op.tensor])]
             case arith.ConstantOp():
                 assert isinstance(op.value, IntegerAttr)
                 return [op.value.value.data]

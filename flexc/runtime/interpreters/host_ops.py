@@ -31,7 +31,12 @@ from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal
 from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
 from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
-from flexc.runtime.interpreters.values import as_value, dtype_of
+from flexc.runtime.interpreters.values import (
+    as_value,
+    dtype_of,
+    repeat_heads,
+    sum_heads,
+)
 
 KEY_HEADS = "key_heads"
 """The key of the interpreter's data for the batches and heads of the attention keys."""
@@ -207,6 +212,18 @@ class HostFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.ZerosLikeOp, args: PythonValues
     ) -> PythonValues:
         return (torch.zeros_like(args[0]),)
+
+    @impl(flex.RepeatHeadsOp)
+    def run_repeat_heads(
+        self, interpreter: Interpreter, op: flex.RepeatHeadsOp, args: PythonValues
+    ) -> PythonValues:
+        return (repeat_heads(*args),)
+
+    @impl(flex.SumHeadsOp)
+    def run_sum_heads(
+        self, interpreter: Interpreter, op: flex.SumHeadsOp, args: PythonValues
+    ) -> PythonValues:
+        return (sum_heads(*args),)
 
 
 def remember_sizes(interpreter: Interpreter, args: Sequence[object]) -> None:

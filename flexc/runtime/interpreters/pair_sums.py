@@ -26,7 +26,7 @@ from flexc.dialects.flex import (
     diagonal_zero,
 )
 from flexc.runtime.interpreters.attention import Pairs, live_pairs
-from flexc.runtime.interpreters.values import dtype_of
+from flexc.runtime.interpreters.values import dtype_of, sum_heads
 
 
 @register_impls
@@ -229,7 +229,7 @@ def matrix_sum(
         total = total + problem.by_rows(values[number]) @ matrix
     if not problem.transposed:
         return total
-    return sum_of_shared(total, problem.rows[0])
+    return sum_heads(total, problem.rows[0])
 
 
 def column_sum(
@@ -250,14 +250,7 @@ def column_sum(
         total = total + weights @ matrix
     if problem.transposed:
         return total
-    return sum_of_shared(total, problem.columns[0])[None]
-
-
-def sum_of_shared(total: Tensor, own: Tensor) -> Tensor:
-    """Sum over the query's heads and batches that share one head of `own`."""
-    batch, heads = own.shape[:2]
-    by_head = total.unflatten(1, (heads, total.shape[1] // heads)).sum(2)
-    return by_head.unflatten(0, (batch, total.shape[0] // batch)).sum(1)
+    return sum_heads(total, problem.columns[0])[None]
 
 
 def diagonal_sum(problem: SumsProblem, values: Tensor) -> Tensor:

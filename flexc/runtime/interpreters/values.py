@@ -102,3 +102,18 @@ def signless(value: Tensor) -> Tensor:
 def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
     """Return the elements of a dense array of integers."""
     return cast(DenseArrayBase[IntegerType], array).get_values()
+
+
+def repeat_heads(tensor: Tensor, reader: Tensor) -> Tensor:
+    """Repeat the heads (B or 1, Hkv, ...) of a tensor for a reader's (B, Hq, ...)."""
+    batch, heads = reader.shape[:2]
+    group = heads // tensor.size(1)
+    batches = tensor.expand(batch, -1, -1, -1)
+    return batches[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+
+
+def sum_heads(sums: Tensor, tensor: Tensor) -> Tensor:
+    """Add up sums (B, Hq, ...) over the heads that repeat one of a tensor's."""
+    batch, heads = tensor.shape[:2]
+    by_head = sums.unflatten(1, (heads, sums.shape[1] // heads))
+    return by_head.unflatten(0, (batch, sums.shape[0] // batch)).sum((1, 3))

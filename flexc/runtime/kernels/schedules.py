@@ -63,6 +63,11 @@ class Schedule:
     """True if iterations compute addresses anew, which takes fewer registers."""
     most_spilled: int = SPILL_LIMIT
     """The bytes that a thread may spill before the kernel counts as slow."""
+    spilled_before: int = 4 * SPILL_LIMIT
+    """The bytes that another schedule with equal rows may spill.
+
+    If it spills more, this schedule is not tried.
+    """
 
     @property
     def label(self) -> str:
@@ -110,12 +115,20 @@ With two groups, each thread has more registers than with three groups or with m
 programs on a multiprocessor.
 """
 
+MAX_SPILLED = 8 * SPILL_LIMIT
+"""The spilled bytes above which no other schedule with roles is tried.
+
+Fewer rows leave a thread more registers, but do not save this much.
+"""
+
 OF_DERIVATIVES = (
     replace(OVERLAP, most_spilled=160),
-    replace(OVERLAP, recomputes=True),
-    SIMPLE,
+    replace(OVERLAP, recomputes=True, spilled_before=MAX_SPILLED),
+    replace(SIMPLE, spilled_before=MAX_SPILLED),
 )
 """The schedules with roles of sums over pairs, in order of preference.
+
+Without overlap, 12 bytes may spill where 1,060 spill with it (ALiBi in a fixed order).
 
 To recompute addresses costs 5 to 10 % where nothing spills, and gains 3 to 28 % where
 more than 160 bytes do (docs/measurements/2026-11-24-h200-backward.md).
@@ -280,20 +293,8 @@ Check = Callable[[KernelSpec, int], Sequence[str]]
 Its second argument is the number of bytes that a thread may spill.
 """
 
-MAX_SPILLED = 4 * SPILL_LIMIT
-"""The spilled bytes above which no other schedule with equal rows is tried.
-
-Other schedules with equal rows do not spill so much less that flexc accepts them.
-"""
-
-MAX_SPILLED_FEWER_ROWS = 8 * SPILL_LIMIT
-"""The spilled bytes above which no other schedule with roles is tried.
-
-Fewer rows leave a thread more registers, but do not save this much.
-"""
-
 MAX_SPILLED_SHARED = 2 * SPILL_LIMIT
-"""The limit in place of `MAX_SPILLED_FEWER_ROWS` if programs share a multiprocessor.
+"""The limit in place of `MAX_SPILLED` if programs share a multiprocessor.
 
 Schedules with overlap need more registers and spill even more.
 """
@@ -338,14 +339,11 @@ class Trials:
 
         The schedule must have roles.
         """
-        most = MAX_SPILLED_SHARED if self.has_residents else MAX_SPILLED_FEWER_ROWS
-        if schedule.name in self.refused:
-            return True
-        if schedule.recomputes:  # Addresses may be most of what was spilled.
-            return max(self.spilled.values(), default=0) > most
+        most = MAX_SPILLED_SHARED if self.has_residents else MAX_SPILLED
         return (
-            (self.needs_fewer and schedule.rows is None)
-            or self.spilled.get(schedule.rows, 0) > MAX_SPILLED
+            schedule.name in self.refused
+            or (self.needs_fewer and schedule.rows is None)
+            or self.spilled.get(schedule.rows, 0) > schedule.spilled_before
             or max(self.spilled.values(), default=0) > most
         )
 

@@ -77,12 +77,14 @@ def backward(
         facts.append(("q_len_multiple", IntegerAttr(128, i64)))
     if heads[0] == heads[1]:
         facts.append(("paired_heads", UnitAttr()))
+    if ordered:
+        facts.append(("ordered", UnitAttr()))
     for op in module.walk() if trusted else ():
         if isinstance(op, flex.AttentionOp):
             op.captures_inside = op.indices_fit = UnitAttr()
     derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
     module = derivative_module(module, derivative)
-    expand(module, one_pass, ordered)
+    expand(module, one_pass)
     args += [out.to(dtype), lse, d_out]
     return module, args, run_module(module, args)
 

@@ -721,3 +721,11 @@ def test_derivatives_recompute_addresses_where_registers_spill(
     narrow = replace(BUILD.call, head_dim=64, value_dim=64)
     narrow_build = replace(build, call=narrow)
     assert choose(narrow_build, lower_labelled, check).schedule == "triton"
+
+
+def test_derivatives_without_overlap_where_registers_spill() -> None:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
+        return ["1200 bytes spill to memory"] * ("overlap" in spec.source)
+
+    build = replace(BUILD, derivative=True, roles="must")
+    assert choose(build, lower_labelled, check).schedule == "simple"

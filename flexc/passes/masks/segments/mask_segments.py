@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, SSAValue
@@ -116,6 +117,13 @@ def _growth(keys: KeyRange) -> int:
     return high - low
 
 
+Mixes = Literal["never", "if faster", "always"]
+"""The masks for which one loop visits partial and full blocks in their order.
+
+Programs that must visit blocks in rising order need it for all masks ("always").
+"""
+
+
 @dataclass(frozen=True)
 class MaskSegments:
     """A builder of the segments of a problem, given the problem's ranges."""
@@ -128,10 +136,8 @@ class MaskSegments:
     """The maximum number of columns of an iteration, if segments are trimmed."""
     aligned: int = 1
     """Trimmed intervals whose ends move with the rows end at multiples of this."""
-    in_order: bool = False
-    """True if one loop may visit partial and full blocks in their order."""
-    ascending: bool = False
-    """True if blocks are to be visited in rising order, even where that is slower."""
+    mixes: Mixes = "never"
+    """The masks for which one loop visits partial and full blocks in their order."""
 
     @property
     def is_whole(self) -> bool:
@@ -181,18 +187,19 @@ class MaskSegments:
     def is_mixed(self) -> bool:
         """Return True if one loop visits partial and full blocks in their order.
 
-        The live blocks are one interval, with dead pairs at both ends. The incomplete
-        last block does not count, as causal masks are slower in order. With
-        `ascending`, it does, and dead pairs at the end alone suffice: in two segments
-        the blocks at the end would come first.
+        This is faster if the live blocks are one interval, with dead pairs at both
+        ends. The incomplete last block does not count, as causal masks are slower in
+        order. It must be so for a rising order if there are dead pairs at the end,
+        where the incomplete block counts: in two segments they would come first.
         """
-        if not (self.in_order or self.ascending):
+        if self.mixes == "never":
             return False
+        always = self.mixes == "always"
         region = self.problem.block_region().block
         c = self.range_code(ScalarCode(region), region, 4)
-        ragged = self.ascending and not self.is_whole
+        ragged = always and not self.is_whole
         dead = c.dead_intervals(self.ranges.dead, ragged=ragged)
-        ends_late = self.ascending and any(d.begin is not None for d in dead)
+        ends_late = always and any(d.begin is not None for d in dead)
         return len(c.live_intervals(self.ranges.live)) == 1 and (
             len(dead) > 1 or ends_late
         )

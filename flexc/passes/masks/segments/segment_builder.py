@@ -23,7 +23,12 @@ from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.mask_segments import MaskSegments, rises, tile_order
+from flexc.passes.masks.segments.mask_segments import (
+    MaskSegments,
+    Mixes,
+    rises,
+    tile_order,
+)
 from flexc.passes.scalar import Proven
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import TileSizes
@@ -176,14 +181,9 @@ def build_segments(
     problem: MaskProblem,
     sizes: TileSizes,
     trimmed: bool = False,
-    in_order: bool = False,
-    ascending: bool = False,
+    mixes: Mixes = "never",
 ) -> list[SegmentOp]:
-    """Return segments that visit each live pair of an op once, in tiles of a size.
-
-    With `in_order`, one loop visits partial and full blocks in their order where that
-    is faster, with `ascending` also where it is slower.
-    """
+    """Return segments that visit each live pair of an op once, in tiles of a size."""
     mask = problem.tested if problem.has_mask else None
     if problem.tables:
         kind = TrimmedTableSegments if trimmed else TableSegments
@@ -196,9 +196,7 @@ def build_segments(
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            made = MaskSegments(
-                problem, ranges.value, *block, in_order=in_order, ascending=ascending
-            )
+            made = MaskSegments(problem, ranges.value, *block, mixes=mixes)
             return made.segments()
     return range_segments(problem, sizes.block_n, mask)
 
