@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import flexc
 from bench.variants import ANCHORS
+from flexc.runtime.autograd import gradient_kernels
 from flexc.runtime.kernels.driver import counters
 from tests.gpu.gradients import (
     Call,
@@ -195,6 +196,28 @@ def check_equal_bits(call: Call) -> None:
     )
     for other in others:
         assert all(map(torch.equal, first, other))
+
+
+TYPES = [(BF16, 128), (BF16, 256), (FP16, 64), (BF16, 20), (torch.float32, 64)]
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), TYPES)
+@pytest.mark.parametrize("case", ["causal", "alibi", "documents_per_batch"])
+def test_few_programs(
+    case: str, dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of each query head are added up."""
+    monkeypatch.setattr(gradient_kernels, "LEAST_WORK", 0)
+    call = call_of(case, Sizes(2, 8, 2, 201, 334, head_dim, head_dim), dtype)
+    check_gradients(call)
+
+
+def test_few_programs_whose_batches_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_kernels, "LEAST_WORK", 0)
+    query, key, value = qkv_of(Sizes(3, 8, 2, 203, 335), BF16, DEVICE)
+    call = Call([query, key[:1], value[:1]], lambda: (None, causal_mask))
+    check_gradients(call, poison=False)
+    check_second(call)
 
 
 def test_captured_tensors_of_half_precision() -> None:

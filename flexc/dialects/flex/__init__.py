@@ -63,7 +63,6 @@ from flexc.dialects.flex.host_ops import (
     Coordinates,
     CoordinatesAttr,
     LaunchOp,
-    RepeatHeadsOp,
     ScatterSumsOp,
     SumHeadsOp,
     SumPartsOp,

@@ -97,6 +97,8 @@ class DerivativeOp(ScoredOp, MaskedOp):
     column_block = opt_prop_def(DenseArrayBase.constr(i64))
     ordered = opt_prop_def(UnitAttr)
     """True if gradients have equal bits at every run."""
+    per_query_head = opt_prop_def(UnitAttr)
+    """True if each query head's part of a key's gradient has programs of its own."""
 
     assembly_format = (
         SCORED_FORMAT

@@ -223,34 +223,11 @@ class ZerosLikeOp(IRDLOperation):
 
 
 @irdl_op_definition
-class RepeatHeadsOp(IRDLOperation):
-    """A tensor (B or 1, Hkv, S, D), each head repeated for the heads that read it.
-
-    `reader` (B, Hq, ...) gives the sizes of the result (B, Hq, S, D).
-    """
-
-    name = "flex.repeat_heads"
-
-    T: ClassVar = VarConstraint("T", base(TensorType))
-    tensor = operand_def(T)
-    reader = operand_def(TensorType[Attribute])
-    result = result_def(T)
-
-    traits = traits_def(Pure())
-    assembly_format = (
-        "$tensor `for` $reader attr-dict `:` type($tensor) `,` type($reader) `->` "
-        "type($result)"
-    )
-
-    def __init__(self, tensor: SSAValue, reader: SSAValue):
-        super().__init__(operands=[tensor, reader], result_types=[tensor.type])
-
-
-@irdl_op_definition
 class SumHeadsOp(IRDLOperation):
-    """The sum over the heads, and batches, that repeat one of `tensor`.
+    """The sum over the query's heads, and batches, that share one of `tensor`.
 
-    `flex.repeat_heads` of `tensor` has the shape of `sums`.
+    `sums` (B, Hq, S, D) has a sum of each query head, `tensor` (B or 1, Hkv, S, D) the
+    sizes of the result.
     """
 
     name = "flex.sum_heads"

@@ -82,7 +82,8 @@ class SumKind(StrEnum):
 
     MATRIX  (B, H, rows, D): for each row, the sum over columns of value times the
             column's row of the matrix, also over all query heads and batches that
-            read the row's head and batch.
+            read the row's head and batch. (B, Hq, rows, D) if the op is
+            `per_query_head`: the parts of this sum.
     TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
     DIAGONAL (B, Hq, N, L): entry q_idx - kv_idx + U sums the pairs with that
             difference, where U is `diagonal_zero` and L `diagonal_entries`. The
@@ -218,6 +219,8 @@ class PairSumsLike(PairsOp):
 
     Programs of the same columns then add to them in a fixed order.
     """
+    per_query_head = opt_prop_def(UnitAttr)
+    """True if rows are keys and MATRIX sums have a part for each query head."""
 
     pairs = region_def("single_block")
 
@@ -293,6 +296,8 @@ class PairSumsLike(PairsOp):
             )
         for attr, result in zip(self.sums, self.sums_, strict=True):
             self.verify_sum(attr, result, count)
+        if self.per_query_head is not None and not self.is_transposed:
+            raise VerifyException("per_query_head expects rows of keys")
         kinds = {attr.sum_kind for attr in self.sums}
         by_column = self.is_transposed and SumKind.COLUMN_MATRIX in kinds
         if self.ordered is not None and not by_column:

@@ -190,7 +190,7 @@ class ConvertPairSums(RewritePattern):
 
 def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
     """Return the properties of an op over pairs that the lowering keeps."""
-    own = ("products", "sums", "transposed", "ordered")
+    own = ("products", "sums", "transposed", "ordered", "per_query_head")
     own += ("key_ranges", "no_key_ranges")
     known = op.facts() | {n: op.properties[n] for n in own if n in op.properties}
     return known

@@ -182,6 +182,8 @@ class PairSumsWriter:
             properties["transposed"] = UnitAttr()
             if op.ordered is not None and self.summed(SumKind.COLUMN_MATRIX):
                 properties["ordered"] = op.ordered
+            if op.per_query_head is not None and self.summed(SumKind.MATRIX):
+                properties["per_query_head"] = op.per_query_head
         if tables and block is not None:
             properties["sparse_block"] = block
         sums = flex.PairSumsOp(

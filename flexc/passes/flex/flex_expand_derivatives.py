@@ -170,7 +170,7 @@ class CapturedGradients:
 Terms = list[tuple[str, ...]]
 
 Gradients = dict[str, SSAValue]
-"""Gradients, or inputs, by the names of the inputs."""
+"""Gradients by the names of their inputs."""
 
 
 class Expansion:
@@ -250,8 +250,10 @@ class Expansion:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
         by_keys = self.one_pass == "keys" and self.has_both_sides
-        shares = op.ordered is not None and op.paired_heads is None
-        given = self.repeat_heads() if by_keys and shares else {}
+        if by_keys and op.ordered is not None and op.paired_heads is None:
+            # Programs that add in a fixed order wait for each other, and those of all
+            # heads that share a key are long.
+            op.per_query_head = UnitAttr()
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (
             self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]
@@ -280,9 +282,9 @@ class Expansion:
         if self.one_pass != "queries":
             self.captured.add_pairs()
         found |= self.captured.named()
-        for name, tensor in given.items():
-            if name in found:
-                sums = flex.SumHeadsOp(found[name], tensor)
+        if op.per_query_head is not None and self.one_pass != "queries":
+            for name in [n for n in ("key", "value") if n in found]:
+                sums = flex.SumHeadsOp(found[name], named[name])
                 found[name] = self.host.append(sums, f"d_{name}")
         return [
             found[name] if name in found else self.zeros(name) for name in self.wanted
@@ -292,19 +294,6 @@ class Expansion:
     def has_both_sides(self) -> bool:
         """True if the gradients of the query and of key or value are wanted."""
         return "query" in self.wanted and not {"key", "value"}.isdisjoint(self.wanted)
-
-    def repeat_heads(self) -> Gradients:
-        """Repeat the heads of key and value for queries; return the given tensors.
-
-        Programs that add in a fixed order wait for each other. Those of one query head
-        are shorter than those of all heads that share a key, and so are the waits.
-        """
-        given = {name: self.named[name] for name in ("key", "value")}
-        for name, tensor in given.items():
-            repeated = flex.RepeatHeadsOp(tensor, self.op.query)
-            self.named[name] = self.host.append(repeated, name)
-        self.op.paired_heads = UnitAttr()
-        return given
 
     def zeros(self, name: str) -> SSAValue:
         """Return zeros: the gradient of a captured tensor that no score depends on."""

@@ -42,6 +42,7 @@ from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.kernels.proofs import Proofs, attention_of
 from flexc.runtime.kernels.schedules import obstacle_to_roles
 from flexc.runtime.process.recent import Background, Recent
+from flexc.runtime.tapes.gpus import multiprocessors
 
 INPUTS = ("query", "key", "value")
 
@@ -79,6 +80,13 @@ class DerivativeFacts:
         for name, given in self.captured.items():
             self.places[name] = len(INPUTS) + (given.slot or 0)
         self.aligned = self.compiled.build.call.alignment is not None
+        proofs = self.compiled.proofs(self.call.query, self.call.key, self.captures)
+        # The tiles of derivatives do not depend on the number of keys.
+        self.proofs = replace(proofs, few_keys=False)
+
+    def simple(self) -> flex.AttentionOp:
+        """Return the simplified attention op of the call."""
+        return self.compiled.simple(self.proofs)
 
     @property
     def listed(self) -> Sequence[Tensor]:
@@ -112,16 +120,8 @@ class DerivativeFacts:
             None if columns is None else columns.block_size,
             tuple(self.facts([*self.listed, *moving]).items()),
         )
-        call = self.call
-        proofs = self.compiled.proofs(call.query, call.key, self.captures)
-        # The tiles of derivatives do not depend on the number of keys.
-        proofs = replace(proofs, few_keys=False)
-
-        def simple() -> flex.AttentionOp:
-            return self.compiled.simple(proofs)
-
-        for way in ways(call, self.compiled.build, simple, along):
-            program = program_for(self.compiled, proofs, derivative, way)
+        for way in ways(self.call, self.compiled.build, self.simple, along):
+            program = program_for(self.compiled, self.proofs, derivative, way)
             if not program.is_refused:
                 return program
         raise AssertionError("two kernels serve every derivative")
@@ -133,10 +133,12 @@ class DerivativeFacts:
         """
         query, key = self.call.query, self.call.key
         found: dict[str, Attribute] = {}
+        for_gpu = self.call.computed_by.for_gpu
         if query.shape[:2] == key.shape[:2]:
             found["paired_heads"] = UnitAttr()
-        whole = query.size(2) % LENGTH_MULTIPLE == 0
-        if whole and self.call.computed_by.for_gpu:
+        elif for_gpu and has_few_programs(query, key, self.simple()):
+            found["per_query_head"] = UnitAttr()
+        if for_gpu and query.size(2) % LENGTH_MULTIPLE == 0:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
         if self.call.deterministic:
             found["ordered"] = UnitAttr()
@@ -233,6 +235,36 @@ class DerivativeRun(DerivativeFacts):
 
 READY = (*INPUTS, "d_out", "d_lse")
 """Names of tensors that are laid out as a query or its rows."""
+
+
+KEYS_OF_PROGRAM = 128
+
+LEAST_WORK = 1 << 33
+"""The multiplications of a product of all pairs below which programs end early anyway.
+
+Two more sums take the host longer than such programs run.
+"""
+
+LEAST_BUSY = 0.8
+"""The share of the time in which a multiprocessor should run a program."""
+
+
+def has_few_programs(query: Tensor, key: Tensor, op: flex.AttentionOp) -> bool:
+    """Return True if too few programs own keys, and sums of all heads that read them.
+
+    Programs of one query head are more and shorter. Their sums are added up later.
+    """
+    batch, heads, kv_len = key.shape[:3]
+    if query.numel() * kv_len < LEAST_WORK:
+        return False
+    programs = batch * heads * -(-kv_len // KEYS_OF_PROGRAM)
+    available = multiprocessors(query.device)
+    ranges = op.key_ranges
+    if ranges is not None and ranges.growth.data == "none":
+        longest = -(-programs // available)  # All programs are equally long.
+    else:
+        longest = 2  # They are half as long as the longest, on average.
+    return programs < LEAST_BUSY * available * longest
 
 
 def is_moderate(call: Attention, compiled: Compiled) -> bool:

@@ -30,7 +30,7 @@ from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
-from flexc.runtime.interpreters.values import dtype_of, repeat_heads, sum_heads
+from flexc.runtime.interpreters.values import dtype_of, parts_of_heads, sum_heads
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.process.recent import Background
 
@@ -168,6 +168,12 @@ class Launch:
             return None
         return argument_number(self.op.columns[0])
 
+    @property
+    def has_parts_of_heads(self) -> bool:
+        """True if each query head has a part of the sums over columns."""
+        op = self.op
+        return isinstance(op, flex.PairSumsOp) and op.per_query_head is not None
+
     def is_held(self, result: Result) -> bool:
         """Return True if memory has room for the whole of a result."""
         if result.kind == SumKind.DIAGONAL:
@@ -234,6 +240,8 @@ class Launch:
         if self.starts:
             return len(chunk.batch), len(chunk.heads), len(chunk.rows)
         batch, heads, rows = args[0].shape[:3]
+        if self.has_parts_of_heads:
+            batch, heads = len(chunk.batch), len(chunk.heads)
         return batch, heads, rows
 
     def whole(
@@ -244,6 +252,11 @@ class Launch:
         sizes: tuple[int, int, int],
     ) -> Tensor:
         """Allocate a whole result. `sizes` are the sizes of the grid of a part."""
+        if result.kind == SumKind.MATRIX and self.has_parts_of_heads:
+            # A tape then needs no view of this tensor to add up the parts.
+            shape = parts_of_heads((*sizes, result.dim), args[0].shape)
+            options: Any = {"dtype": result.dtype, "device": point.device}
+            return torch.empty(shape, **options).view(*sizes, result.dim)
         if result.kind == SumKind.MATRIX:
             rows = args[0] if self.visits_pairs else point.query
             return like_rows(rows, result.dim, result.dtype)
@@ -425,8 +438,6 @@ class Execution:
                 return [sums.to(self.program.rounded[op])]
             case flex.ZerosLikeOp():
                 return [torch.zeros_like(values[op.tensor])]
-            case flex.RepeatHeadsOp():
-                return [repeat_heads(values[op.tensor], values[op.reader])]
             case flex.SumHeadsOp():
                 return [sum_heads(values[op.sums], values[op.tensor])]
             case arith.ConstantOp():

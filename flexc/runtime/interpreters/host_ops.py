@@ -29,14 +29,10 @@ from xdsl.utils.exceptions import InterpretationError
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
+from flexc.passes.blocksparse.programs.pair_sums import PER_QUERY_HEAD
 from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
-from flexc.runtime.interpreters.values import (
-    as_value,
-    dtype_of,
-    repeat_heads,
-    sum_heads,
-)
+from flexc.runtime.interpreters.values import as_value, dtype_of, sum_heads
 
 KEY_HEADS = "key_heads"
 """The key of the interpreter's data for the batches and heads of the attention keys."""
@@ -213,12 +209,6 @@ class HostFunctions(InterpreterFunctions):
     ) -> PythonValues:
         return (torch.zeros_like(args[0]),)
 
-    @impl(flex.RepeatHeadsOp)
-    def run_repeat_heads(
-        self, interpreter: Interpreter, op: flex.RepeatHeadsOp, args: PythonValues
-    ) -> PythonValues:
-        return (repeat_heads(*args),)
-
     @impl(flex.SumHeadsOp)
     def run_sum_heads(
         self, interpreter: Interpreter, op: flex.SumHeadsOp, args: PythonValues
@@ -256,14 +246,17 @@ def kernel_outputs(
     that a missing write is visible.
     """
     rows = args[0].shape
+    if rows_of(kernel) == PER_QUERY_HEAD:
+        rows = (*sizes[:2], rows[2])
     types = list(written_types(kernel).values())
     kinds = kinds_of(kernel, types)
-    in_parts = SumKind.COLUMN_MATRIX in kinds and is_by_query(kernel)
+    by_query = rows_of(kernel) == "queries"
+    in_parts = SumKind.COLUMN_MATRIX in kinds and by_query
     number = PARTS if in_parts else grid_of(kernel, args[0])[0]
     shapes = {
         SumKind.TOTAL: (*sizes[:2], rows[2]),
         SumKind.DIAGONAL: diagonal_shape(number, sizes),
-        SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if is_by_query(kernel) else 2]),
+        SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if by_query else 2]),
     }
     columns = (PARTS, *key_heads, sizes[3]) if in_parts else sizes[:3]
     outputs: list[Tensor] = []
@@ -288,8 +281,10 @@ def kinds_of(kernel: KernelOp, types: Sequence[MemRefType]) -> list[SumKind]:
     return [SumKind.TOTAL if rank == 3 else SumKind.MATRIX for rank in ranks]
 
 
-def is_by_query(kernel: KernelOp) -> bool:
-    return kernel.attributes.get("rows") != StringAttr("keys")
+def rows_of(kernel: KernelOp) -> str:
+    """Return the kernel's line about its rows."""
+    said = kernel.attributes.get("rows")
+    return said.data if isinstance(said, StringAttr) else "queries"
 
 
 def diagonal_shape(blocks: int, sizes: Sizes) -> tuple[int, ...]:

@@ -83,6 +83,8 @@ class SumsProblem(Pairs):
     captures: Sequence[Tensor]
     tables: Sequence[Tensor]
     transposed: bool
+    has_parts: bool
+    """True if each query head has a part of the sums over columns."""
 
     @classmethod
     def of(cls, op: PairSumsLike, args: Sequence[Tensor]) -> SumsProblem:
@@ -97,6 +99,7 @@ class SumsProblem(Pairs):
             captures=list(islice(rest, len(op.captures))),
             tables=list(rest),
             transposed=op.is_transposed,
+            has_parts=op.per_query_head is not None,
         )
         problem.verify(op)
         return problem
@@ -219,7 +222,7 @@ def matrix_sum(
 ) -> Tensor:
     """Return, for each row, the sum of value * matrix row.
 
-    The sum includes all heads that share the row.
+    The sum includes all heads that share the row, unless there are parts of it.
     """
     batch, heads, *_ = problem.shape
     rows = problem.length(of_rows=True)
@@ -227,7 +230,7 @@ def matrix_sum(
     for number, column in attr.term_list():
         matrix = problem.per_query_head(problem.columns[column]).to(total.dtype)
         total = total + problem.by_rows(values[number]) @ matrix
-    if not problem.transposed:
+    if not problem.transposed or problem.has_parts:
         return total
     return sum_heads(total, problem.rows[0])
 

@@ -6,6 +6,7 @@ of a region of scalar code covers all pairs of positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -104,16 +105,15 @@ def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
     return cast(DenseArrayBase[IntegerType], array).get_values()
 
 
-def repeat_heads(tensor: Tensor, reader: Tensor) -> Tensor:
-    """Repeat the heads (B or 1, Hkv, ...) of a tensor for a reader's (B, Hq, ...)."""
-    batch, heads = reader.shape[:2]
-    group = heads // tensor.size(1)
-    batches = tensor.expand(batch, -1, -1, -1)
-    return batches[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
-
-
 def sum_heads(sums: Tensor, tensor: Tensor) -> Tensor:
-    """Add up sums (B, Hq, ...) over the heads that repeat one of a tensor's."""
-    batch, heads = tensor.shape[:2]
-    by_head = sums.unflatten(1, (heads, sums.shape[1] // heads))
-    return by_head.unflatten(0, (batch, sums.shape[0] // batch)).sum((1, 3))
+    """Add up sums (B, Hq, ...) over the heads and batches that share a tensor's."""
+    return sums.reshape(parts_of_heads(sums.shape, tensor.shape)).sum((1, 3))
+
+
+def parts_of_heads(sums: Sequence[int], tensor: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of sums with axes for the parts of a tensor's batches and heads.
+
+    The axes of parts are the second and the fourth.
+    """
+    batch, heads = tensor[:2]
+    return batch, sums[0] // batch, heads, sums[1] // heads, *sums[2:]

@@ -49,3 +49,26 @@ func.func @keys(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r, %
   }
   func.return %dk, %dv : !m, !m
 }
+
+// Where heads share keys, programs that add in a fixed order belong to one query head.
+// CHECK-LABEL: func.func @in_order_gradients(
+// CHECK: %d_value, %d_key, %d_query = flex.pair_sums rows(%k, %v : {{[^)]*}}) columns(%q, %do :
+// CHECK-SAME: transposed, ordered, per_query_head}
+// CHECK-LABEL: func.func @in_order(
+// CHECK: %d_value, %d_key, %{{.*}} = flex.launch @in_order_gradients(
+// CHECK: %d_key_1 = flex.sum_heads %d_key of %k : {{.*}} -> tensor<?x?x?x8xf32, strided<[?, ?, ?, 1]>>
+// CHECK-NEXT: %d_value_1 = flex.sum_heads %d_value of %v :
+// CHECK-NEXT: func.return %d_query_1, %d_key_1, %d_value_1
+func.func @in_order(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
+    %do : !m) -> (!m, !m, !m) {
+  %dq, %dk, %dv = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse : !m, !r) cotangents(%do : !m) scale(%scale : f32)
+      -> !m, !m, !m {ordered, wrt = ["query", "key", "value"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return %dq, %dk, %dv : !m, !m, !m
+}

@@ -54,6 +54,7 @@ def backward(
     one_pass: OnePass = "keys",
     trusted: bool = False,
     ordered: bool = False,
+    parts: bool = False,
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
     """Return a case's backward in kernels of `flex`, its arguments and gradients."""
     queries, keys = lengths
@@ -79,6 +80,8 @@ def backward(
         facts.append(("paired_heads", UnitAttr()))
     if ordered:
         facts.append(("ordered", UnitAttr()))
+    if parts:
+        facts.append(("per_query_head", UnitAttr()))
     for op in module.walk() if trusted else ():
         if isinstance(op, flex.AttentionOp):
             op.captures_inside = op.indices_fit = UnitAttr()
@@ -183,6 +186,16 @@ def test_heads_that_share_keys_have_one_loop(case: str) -> None:
     check(run_module(kernel, args), wanted)
     for role in (op for op in kernel.walk() if isinstance(op, RoleOp)):
         assert sum(isinstance(op, scf.ForOp) for op in role.walk()) == 1
+
+
+@pytest.mark.parametrize("one_pass", ["keys", "none"])
+@pytest.mark.parametrize("case", ["causal", "alibi", "documents_per_batch", "soft_cap"])
+def test_parts_of_heads_are_added_up(case: str, one_pass: OnePass) -> None:
+    module, args, wanted = backward(case, (6, 2), one_pass=one_pass, parts=True)
+    kernels = scheduled(module)
+    launches = [op for op in kernels.walk() if isinstance(op, flex.SumHeadsOp)]
+    assert len(launches) == 2
+    check(run_module(kernels, args, interleaving=1), wanted)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -25,7 +25,6 @@ from xdsl.ir import (
     Block,
     BlockArgument,
     Operation,
-    OpResult,
     Region,
     SSAValue,
 )
@@ -127,7 +126,7 @@ def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
     return {"aligned": DenseArrayBase.from_list(i64, numbers)}
 
 
-def grid_of(result: OpResult, op: Operation) -> dict[str, Attribute]:
+def grid_of(result: SSAValue, op: Operation) -> dict[str, Attribute]:
     """Return the attribute that takes the sizes of the grid from a result."""
     return {GRID_OF: IntegerAttr(arguments_of(op).index(result), i32)}
 

@@ -41,6 +41,8 @@ from flexc.passes.tile.map_builder import (
     convert,
 )
 
+PER_QUERY_HEAD = "keys of each query head"
+
 Values = Sequence[SSAValue] | Mapping[int, SSAValue]
 """The values of pairs, by their numbers."""
 
@@ -53,14 +55,24 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.load_rows()
         state = [self.zeros(value) for _, value in self.matrices]
         self.start_visits()
-        if self.op.paired_heads is not None or not self.op.is_transposed:
-            state = self.visit(self.place, state)
-        else:
+        if self.shares_rows:
             state = self.each_head(state)
+        else:
+            state = self.visit(self.place, state)
         self.end_visits()
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
-        return self.kernel(self.summary() | aligned(self.op, self.all_matrices))
+        known = self.summary() | aligned(self.op, self.all_matrices)
+        if self.op.per_query_head is not None:
+            known |= grid_of(self.matrices[0][1], self.op)
+        return self.kernel(known)
+
+    @property
+    def shares_rows(self) -> bool:
+        """True if a program's sums are of all query heads that share its rows."""
+        op = self.op
+        own_head = op.paired_heads is not None or op.per_query_head is not None
+        return op.is_transposed and not own_head
 
     def start_visits(self) -> None:
         """Write what precedes the first block of columns."""
@@ -88,12 +100,17 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         )
         return {
             "sums": StringAttr(", ".join(str(attr) for attr in self.op.sums)),
-            "rows": StringAttr("keys" if self.op.is_transposed else "queries"),
+            "rows": StringAttr(self.whose_rows()),
             "mask": StringAttr("; ".join(masks) or "none"),
             "segments": StringAttr(
                 ", ".join(s.kind.data.value for s in self.segments())
             ),
         }
+
+    def whose_rows(self) -> str:
+        if self.op.per_query_head is not None:
+            return PER_QUERY_HEAD
+        return "keys" if self.op.is_transposed else "queries"
 
     def locate(self) -> None:
         """Write the rows that this program owns, and the sizes of both sides."""
@@ -104,7 +121,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         )
         self.row_len = code.insert(tile.DimOp(own, 2), "row_len")
         self.column_len = code.insert(tile.DimOp(other, 2), "column_len")
-        self.own_heads = code.insert(tile.DimOp(own, 1), "own_heads")
+        of_heads = other if self.op.per_query_head is not None else own
+        self.own_heads = code.insert(tile.DimOp(of_heads, 1), "own_heads")
         part_rows, part_heads = self.part()
         b, h, block = self.tile_position(part_rows, self.column_len, part_heads)
         self.row_block = block
@@ -135,19 +153,29 @@ class PairSumsKernelBuilder(PairKernelBuilder):
 
     def columns_of(self, place: RowBlock) -> TileOrigin:
         """Return the origin of the matrices of the columns, for a query head."""
-        code, zero = self.code, self.code.const(0)
-        if self.op.is_transposed:
-            return TileOrigin(place.b, place.h, zero)
-        if self.op.paired_heads is not None:
-            return TileOrigin(place.b, place.h, zero)
-        matrix = self.args[self.op.columns[0]]
-        heads = code.insert(tile.DimOp(matrix, 1), "column_heads")
-        h = code.div(code.mul(place.h, heads), self.own_heads, "kv_h")
+        origin = TileOrigin(place.b, place.h, self.code.const(0))
+        if self.op.is_transposed or self.op.paired_heads is not None:
+            return origin
+        return self.of_key(origin, self.op.columns[0])
+
+    def matrix_rows(self) -> TileOrigin:
+        if self.op.per_query_head is None:
+            return self.rows
+        return self.of_key(self.rows, self.op.rows[0])
+
+    def of_key(self, origin: TileOrigin, key: SSAValue) -> TileOrigin:
+        """Return the origin at the batch and head of the key that a query head reads.
+
+        `own_heads` are the heads of the query.
+        """
+        code, matrix = self.code, self.args[key]
+        heads = code.insert(tile.DimOp(matrix, 1), "kv_heads")
+        h = code.div(code.mul(origin.h, heads), self.own_heads, "kv_h")
         # The key has as many batches as the query, or one.
-        batches = code.insert(tile.DimOp(matrix, 0), "column_batches")
+        batches = code.insert(tile.DimOp(matrix, 0), "kv_batches")
         last = code.sub(batches, code.const(1))
-        b = code.min(place.b, last, "kv_b")
-        return TileOrigin(b, h, zero)
+        b = code.min(origin.b, last, "kv_b")
+        return TileOrigin(b, h, origin.start)
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
         """Visit the segments of all query heads that share the head of the rows.

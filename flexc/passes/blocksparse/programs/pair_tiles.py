@@ -120,10 +120,14 @@ class PairKernelBuilder(SegmentKernelBuilder):
                 )
             return self.made[tensor]
         if flex.is_matrix(tensor):
-            where = self.rows.where
+            where = self.matrix_rows().where
             return self.load_matrix(tensor, self.block_m, where, self.checked)
         start = self.place.start
         return self.load_values(tensor, start, self.block_m, self.checked)
+
+    def matrix_rows(self) -> TileOrigin:
+        """Return the origin of the program's rows in the matrices of rows."""
+        return self.rows
 
     def load_values(
         self,

@@ -116,6 +116,23 @@ func.func @sums(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale :
 
 !m = tensor<?x?x?x8xf32>
 
+func.func @per_query_head(%q : !m, %scale : f32) {
+  // CHECK: per_query_head expects rows of keys
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m)
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>], per_query_head}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
 func.func @ordered(%q : !m, %scale : f32) {
   // CHECK: ordered expects rows of keys, and a sum by column
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
