@@ -61,6 +61,7 @@ SAMPLES = (
     Sample("documents", 128, 384, 384, tables=True, backward=True),
     Sample("relative_bias", 64, 150, 170, backward=True),
     Sample("causal", 128, 256, 256, backward=True, deterministic=True),
+    Sample("causal", 64, 300, 330, kv_heads=1, backward=True, deterministic=True),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 import flexc
 from bench.variants import ANCHORS
-from flexc.runtime.autograd import gradient_kernels
+from flexc.runtime.autograd import gradient_kernels, gradient_programs
+from flexc.runtime.kernels import kernel
 from flexc.runtime.kernels.driver import counters
 from tests.gpu.gradients import (
     Call,
@@ -175,19 +177,24 @@ def test_captured_tensors(name: str) -> None:
 @pytest.mark.parametrize("lengths", [(1000, 1000), (2048, 2048), (300, 2000)])
 @pytest.mark.parametrize("case", ["dense", "causal", "sliding_window", "alibi"])
 def test_equal_bits_of_one_kernel(
-    case: str, lengths: tuple[int, int], head_dim: int
+    case: str, lengths: tuple[int, int], head_dim: int, made_progress: list[int]
 ) -> None:
     """Many more programs than run at once, some without a block of queries."""
     check_equal_bits(call_of(case, Sizes(4, 16, 16, *lengths, head_dim, head_dim)))
+    assert made_progress
 
 
 @pytest.mark.parametrize("key_heads", [1, 4])
 @pytest.mark.parametrize("case", ["causal", "sliding_window", "alibi"])
-def test_equal_bits_of_shared_keys(case: str, key_heads: int) -> None:
+def test_equal_bits_of_shared_keys(
+    case: str, key_heads: int, made_progress: list[int]
+) -> None:
     check_equal_bits(call_of(case, Sizes(4, 16, key_heads, 1000, 1000, 128, 128)))
+    assert made_progress
 
 
 def check_equal_bits(call: Call) -> None:
+    """Check that equal calls give equal bits, in one kernel."""
     call.options["kernel_options"] = {"deterministic": True}
     check_gradients(call, poison=False)
     cotangents = call.cotangents()
@@ -198,26 +205,69 @@ def check_equal_bits(call: Call) -> None:
         assert all(map(torch.equal, first, other))
 
 
+@pytest.fixture
+def made_progress(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of programs that report their progress."""
+    return results_of(monkeypatch, kernel, "no_progress", lambda p: p.numel())
+
+
+@pytest.fixture
+def summed_heads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of sums over the heads that share keys; small calls have them too."""
+    monkeypatch.setattr(gradient_kernels, "LEAST_WORK", 0)
+    return results_of(monkeypatch, gradient_programs, "sum_heads", lambda s: s.numel())
+
+
+def results_of(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+    note: Callable[[Tensor], int],
+) -> list[int]:
+    """Note the results of a function, in the list that is returned."""
+    function, found = getattr(module, name), list[int]()
+
+    def noted(*args: Any) -> Tensor:
+        result = function(*args)
+        found.append(note(result))
+        return result
+
+    monkeypatch.setattr(module, name, noted)
+    return found
+
+
 TYPES = [(BF16, 128), (BF16, 256), (FP16, 64), (BF16, 20), (torch.float32, 64)]
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), TYPES)
 @pytest.mark.parametrize("case", ["causal", "alibi", "documents_per_batch"])
 def test_few_programs(
-    case: str, dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch
+    case: str, dtype: torch.dtype, head_dim: int, summed_heads: list[int]
 ) -> None:
     """Sums of each query head are added up."""
-    monkeypatch.setattr(gradient_kernels, "LEAST_WORK", 0)
     call = call_of(case, Sizes(2, 8, 2, 201, 334, head_dim, head_dim), dtype)
     check_gradients(call)
+    assert summed_heads
 
 
-def test_few_programs_whose_batches_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_kernels, "LEAST_WORK", 0)
+def test_few_programs_whose_batches_share_keys(summed_heads: list[int]) -> None:
     query, key, value = qkv_of(Sizes(3, 8, 2, 203, 335), BF16, DEVICE)
     call = Call([query, key[:1], value[:1]], lambda: (None, causal_mask))
     check_gradients(call, poison=False)
     check_second(call)
+    assert summed_heads
+
+
+def test_sums_of_heads_are_laid_out_as_keys(summed_heads: list[int]) -> None:
+    query, key, value = (
+        t.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+        for t in qkv_of(Sizes(2, 8, 2, 205, 337), BF16, DEVICE)
+    )
+    out: Any = flexc.flex_attention(query, key, value, enable_gqa=True)
+    out.sum().backward()
+    assert summed_heads
+    assert key.grad is not None
+    assert key.grad.stride() == key.stride()
 
 
 def test_captured_tensors_of_half_precision() -> None:

@@ -91,8 +91,8 @@ def check(
     segments = build_segments(subject, tile)
     found, exact = Visits(segments, captures, s).classes(), brute_force(mask, s)
     verify(found, exact)
-    for mixes in ("if faster", "always"):
-        in_order = build_segments(subject, tile, mixes=mixes)
+    for one_loop in ("if faster", "always"):
+        in_order = build_segments(subject, tile, one_loop=one_loop)
         Visits(in_order, captures, s).check_one_loop(found)
     if is_rising(subject, tile):
         check_rising(found)

@@ -122,8 +122,8 @@ def test_visits(name: str, drawn: tuple[Sequences, Sizes]) -> None:
     found = Visits(build_segments(problem, tile), captures, s).classes()
     exact = brute_force(packed, s)
     verify(found, exact)
-    for mixes in ("if faster", "always"):
-        in_order = build_segments(problem, tile, mixes=mixes)
+    for one_loop in ("if faster", "always"):
+        in_order = build_segments(problem, tile, one_loop=one_loop)
         Visits(in_order, captures, s).check_one_loop(found)
     if is_rising(problem, tile):
         check_rising(found)

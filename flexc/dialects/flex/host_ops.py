@@ -224,7 +224,7 @@ class ZerosLikeOp(IRDLOperation):
 
 @irdl_op_definition
 class SumHeadsOp(IRDLOperation):
-    """The sum over the query's heads, and batches, that share one of `tensor`.
+    """The sum over the heads and batches of the query that share one of `tensor`.
 
     `sums` (B, Hq, S, D) has a sum of each query head, `tensor` (B or 1, Hkv, S, D) the
     sizes of the result.
@@ -245,6 +245,13 @@ class SumHeadsOp(IRDLOperation):
 
     def __init__(self, sums: SSAValue, tensor: SSAValue):
         super().__init__(operands=[sums, tensor], result_types=[sums.type])
+
+    def verify_(self) -> None:
+        for name in ("sums", "tensor"):
+            verify_rank(name, getattr(self, name).type, 4)
+        dims = [tensor_shape(v)[3] for v in (self.sums, self.tensor)]
+        if dims[0] != dims[1]:
+            raise VerifyException(f"sums expects head dim {dims[1]}, got {dims[0]}")
 
 
 class _Callee(SymbolUserOpInterface):

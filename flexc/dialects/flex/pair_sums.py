@@ -296,12 +296,23 @@ class PairSumsLike(PairsOp):
             )
         for attr, result in zip(self.sums, self.sums_, strict=True):
             self.verify_sum(attr, result, count)
-        if self.per_query_head is not None and not self.is_transposed:
-            raise VerifyException("per_query_head expects rows of keys")
         kinds = {attr.sum_kind for attr in self.sums}
+        if self.per_query_head is not None and not (
+            self.is_transposed and SumKind.MATRIX in kinds and not self.tile_origin
+        ):
+            raise VerifyException(
+                "per_query_head expects rows of keys, all of them, and a matrix sum"
+            )
         by_column = self.is_transposed and SumKind.COLUMN_MATRIX in kinds
         if self.ordered is not None and not by_column:
             raise VerifyException("ordered expects rows of keys, and a sum by column")
+        if self.ordered is not None and not (
+            self.paired_heads is not None or self.per_query_head is not None
+        ):
+            raise VerifyException(
+                "ordered expects paired_heads or per_query_head: a program has one "
+                "query head"
+            )
 
     def verify_product(self, row: int, column: int) -> None:
         if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):

@@ -323,8 +323,6 @@ def check_order(op: PairSumsOp, segments: Sequence[SegmentOp]) -> None:
     That is so if each segment begins where the one before it ends, and has block i at
     iteration i. `segments` are those that become one.
     """
-    if op.paired_heads is None and op.per_query_head is None:
-        raise ScheduleError("heads that share keys have no order of additions")
     if op.tile_origin:
         raise ScheduleError("sums of a part have no order of additions")
     size = op.block_n.value.data

@@ -36,7 +36,7 @@ from flexc.dialects.mod_region import yielded
 from flexc.errors import OptionError
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.masks.segments.mask_problem import MaskProblem, sparse_block
-from flexc.passes.masks.segments.mask_segments import Mixes
+from flexc.passes.masks.segments.mask_segments import OneLoop
 from flexc.passes.masks.segments.segment_builder import (
     build_segments,
     is_rising,
@@ -131,8 +131,8 @@ class ConvertAttention(RewritePattern):
         # With partial blocks first, `tile-split-loops` writes two loops. They pay where
         # loops are long, and where no other program computes while one waits.
         is_short = problem.packed is not None and op.long_sequences is None
-        mixes = "if faster" if is_short or sizes.residents > 1 else "never"
-        segments = Region(Block(self.options.segments(problem, sizes, mixes)))
+        one_loop = "if faster" if is_short or sizes.residents > 1 else "never"
+        segments = Region(Block(self.options.segments(problem, sizes, one_loop)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if self.options.reads_values_from_keys(op):
             properties["values_in_keys"] = UnitAttr()
@@ -165,8 +165,8 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
-        mixes = "always" if ordered else "if faster"
-        segments = Region(Block(self.options.segments(problem, sizes, mixes)))
+        one_loop = "always" if ordered else "if faster"
+        segments = Region(Block(self.options.segments(problem, sizes, one_loop)))
         properties = kept_properties(op)
         properties |= self.options.tiling(problem, sizes, ordered)
         if ordered and is_rising(problem, sizes):
@@ -328,11 +328,12 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         )
 
     def segments(
-        self, problem: MaskProblem, sizes: TileSizes, mixes: Mixes
+        self, problem: MaskProblem, sizes: TileSizes, one_loop: OneLoop
     ) -> list[SegmentOp]:
         """Return the segments of an op for the target's loops."""
-        mixes = mixes if self.rules.one_loop else "never"
-        return build_segments(problem, sizes, self.trims, mixes)
+        if one_loop == "if faster" and not self.rules.one_loop:
+            one_loop = "never"
+        return build_segments(problem, sizes, self.trims, one_loop)
 
     @property
     def trims(self) -> bool:

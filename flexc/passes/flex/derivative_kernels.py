@@ -67,6 +67,8 @@ class HostFunction:
     name: str
     named: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     """The values of the function, by their names in `pair_code`."""
+    per_query_head: bool = False
+    """True if sums of keys' rows have a part for each query head."""
     functions: list[func.FuncOp] = field(default_factory=list[func.FuncOp])
 
     def __post_init__(self) -> None:
@@ -180,10 +182,11 @@ class PairSumsWriter:
         }
         if self.transposed:
             properties["transposed"] = UnitAttr()
-            if op.ordered is not None and self.summed(SumKind.COLUMN_MATRIX):
+            kinds = {s.kind for s in self.sums}
+            if op.ordered is not None and SumKind.COLUMN_MATRIX in kinds:
                 properties["ordered"] = op.ordered
-            if op.per_query_head is not None and self.summed(SumKind.MATRIX):
-                properties["per_query_head"] = op.per_query_head
+            if self.host.per_query_head and SumKind.MATRIX in kinds:
+                properties["per_query_head"] = UnitAttr()
         if tables and block is not None:
             properties["sparse_block"] = block
         sums = flex.PairSumsOp(

@@ -51,7 +51,7 @@ class Derivative:
     column_block: tuple[int, int] | None = None
     """The size of the blocks in column tables: keys, queries."""
     facts: tuple[tuple[str, Attribute], ...] = ()
-    """Additional facts, which the attention op does not state."""
+    """Properties that the attention op does not state: facts, and how to compute."""
 
     @property
     def name(self) -> str:

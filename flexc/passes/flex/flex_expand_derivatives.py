@@ -11,6 +11,10 @@ function. It launches kernels, each a function of its own, and finishes their re
 - one kernel for each sum for captures that are read by distance or by pair;
 - one `flex.scatter_sums` for each read.
 
+The gradients of key and value may be computed in parts, one for each query head
+(`per_query_head`); `flex.sum_heads` adds them up. This is always so if gradients are
+`ordered` and heads share keys.
+
 With `one_pass` one kernel computes the gradients of query, key and value. The kernel
 visits each pair once and computes five products instead of seven. It adds the sums by
 column to memory; `flex.sum_parts` adds up the parts of its programs.
@@ -30,7 +34,7 @@ from functools import reduce
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr, i32
+from xdsl.dialects.builtin import ModuleOp, TensorType, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.transforms.dead_code_elimination import region_dce
@@ -250,10 +254,12 @@ class Expansion:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
         by_keys = self.one_pass == "keys" and self.has_both_sides
-        if by_keys and op.ordered is not None and op.paired_heads is None:
-            # Programs that add in a fixed order wait for each other, and those of all
-            # heads that share a key are long.
-            op.per_query_head = UnitAttr()
+        # Programs that add in a fixed order wait for each other, and those of all heads
+        # that share a key are long.
+        shares = op.ordered is not None and op.paired_heads is None
+        self.host.per_query_head = (
+            op.per_query_head is not None or (by_keys and shares)
+        ) and self.one_pass != "queries"
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (
             self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]
@@ -282,10 +288,6 @@ class Expansion:
         if self.one_pass != "queries":
             self.captured.add_pairs()
         found |= self.captured.named()
-        if op.per_query_head is not None and self.one_pass != "queries":
-            for name in [n for n in ("key", "value") if n in found]:
-                sums = flex.SumHeadsOp(found[name], named[name])
-                found[name] = self.host.append(sums, f"d_{name}")
         return [
             found[name] if name in found else self.zeros(name) for name in self.wanted
         ]
@@ -461,8 +463,14 @@ class Expansion:
         )
         first, last = len(sums), len(sums) + len(of_reads)
         self.captured.add(by, results[first:last])
-        found = zip([*sums, *more], [*results[:first], *results[last:]], strict=True)
-        return {str(s.name).removeprefix("d_"): value for s, value in found}
+        pairs = zip([*sums, *more], [*results[:first], *results[last:]], strict=True)
+        found = {str(s.name).removeprefix("d_"): value for s, value in pairs}
+        if transposed and self.host.per_query_head:
+            for s in sums:
+                name = str(s.name).removeprefix("d_")
+                total = flex.SumHeadsOp(found[name], self.named[name])
+                found[name] = self.host.append(total, s.name)
+        return found
 
 
 def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncOp]:

@@ -136,7 +136,7 @@ class DerivativeFacts:
         for_gpu = self.call.computed_by.for_gpu
         if query.shape[:2] == key.shape[:2]:
             found["paired_heads"] = UnitAttr()
-        elif for_gpu and has_few_programs(query, key, self.simple()):
+        elif for_gpu and has_few_programs(query, key, self.simple):
             found["per_query_head"] = UnitAttr()
         if for_gpu and query.size(2) % LENGTH_MULTIPLE == 0:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
@@ -238,6 +238,7 @@ READY = (*INPUTS, "d_out", "d_lse")
 
 
 KEYS_OF_PROGRAM = 128
+"""The keys of a program, in most tiles."""
 
 LEAST_WORK = 1 << 33
 """The multiplications of a product of all pairs below which programs end early anyway.
@@ -249,21 +250,25 @@ LEAST_BUSY = 0.8
 """The share of the time in which a multiprocessor should run a program."""
 
 
-def has_few_programs(query: Tensor, key: Tensor, op: flex.AttentionOp) -> bool:
+def has_few_programs(
+    query: Tensor, key: Tensor, simple: Callable[[], flex.AttentionOp]
+) -> bool:
     """Return True if too few programs own keys, and sums of all heads that read them.
 
     Programs of one query head are more and shorter. Their sums are added up later.
+    `simple` returns the simplified attention op.
     """
     batch, heads, kv_len = key.shape[:3]
     if query.numel() * kv_len < LEAST_WORK:
         return False
     programs = batch * heads * -(-kv_len // KEYS_OF_PROGRAM)
     available = multiprocessors(query.device)
-    ranges = op.key_ranges
+    ranges = simple().key_ranges
     if ranges is not None and ranges.growth.data == "none":
         longest = -(-programs // available)  # All programs are equally long.
     else:
-        longest = 2  # They are half as long as the longest, on average.
+        # Causal masks and most tables: programs are half as long as the longest.
+        longest = 2
     return programs < LEAST_BUSY * available * longest
 
 

@@ -169,8 +169,8 @@ class Launch:
         return argument_number(self.op.columns[0])
 
     @property
-    def has_parts_of_heads(self) -> bool:
-        """True if each query head has a part of the sums over columns."""
+    def per_query_head(self) -> bool:
+        """True if rows are keys and matrix sums have a part for each query head."""
         op = self.op
         return isinstance(op, flex.PairSumsOp) and op.per_query_head is not None
 
@@ -240,7 +240,7 @@ class Launch:
         if self.starts:
             return len(chunk.batch), len(chunk.heads), len(chunk.rows)
         batch, heads, rows = args[0].shape[:3]
-        if self.has_parts_of_heads:
+        if self.per_query_head:
             batch, heads = len(chunk.batch), len(chunk.heads)
         return batch, heads, rows
 
@@ -252,7 +252,7 @@ class Launch:
         sizes: tuple[int, int, int],
     ) -> Tensor:
         """Allocate a whole result. `sizes` are the sizes of the grid of a part."""
-        if result.kind == SumKind.MATRIX and self.has_parts_of_heads:
+        if result.kind == SumKind.MATRIX and self.per_query_head:
             # A tape then needs no view of this tensor to add up the parts.
             shape = parts_of_heads((*sizes, result.dim), args[0].shape)
             options: Any = {"dtype": result.dtype, "device": point.device}
@@ -439,7 +439,9 @@ class Execution:
             case flex.ZerosLikeOp():
                 return [torch.zeros_like(values[op.tensor])]
             case flex.SumHeadsOp():
-                return [sum_heads(values[op.sums], values[op.tensor])]
+                sums, tensor = values[op.sums], values[op.tensor]
+                out = like_rows(tensor, sums.size(3), sums.dtype)
+                return [sum_heads(sums, tensor, out)]
             case arith.ConstantOp():
                 assert isinstance(op.value, IntegerAttr)
                 return [op.value.value.data]

@@ -51,7 +51,7 @@ class Pairs:
         index = torch.arange(size, dtype=torch.int32, device=self.device)
         return index.view([size if a == axis else 1 for a in range(rank)])
 
-    def per_query_head(self, tensor: Tensor) -> Tensor:
+    def for_query_heads(self, tensor: Tensor) -> Tensor:
         """Repeat the heads of a key or value, one for each query head."""
         heads = self.shape[1]
         if tensor.shape[1] in (heads, 0):
@@ -187,13 +187,13 @@ def attend(
     """
     score_dtype = dtype_of(op.score_type)
     dtype = compute_dtype or score_dtype
-    key = problem.per_query_head(problem.key).to(dtype)
+    key = problem.for_query_heads(problem.key).to(dtype)
     scores = problem.query.to(dtype) @ key.transpose(-1, -2)
     scores = (scores * problem.scale.to(dtype)).to(score_dtype)
     args = (scores, *problem.indices, *problem.captures)
     (scores,) = interpreter.run_ssacfg_region(op.score_mod, args, "score_mod")
     scores = torch.where(live, scores.to(dtype), -torch.inf).expand(problem.shape)
-    value = problem.per_query_head(problem.value).to(dtype)
+    value = problem.for_query_heads(problem.value).to(dtype)
     out, lse, maximum = softmax(scores, value)
     found = (
         out,

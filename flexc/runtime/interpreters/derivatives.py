@@ -217,8 +217,8 @@ def attend_recorded(
     """
     score_dtype = dtype_of(flex.score_type(op.query.type))
     dtype = compute_dtype or score_dtype
-    key = problem.per_query_head(problem.key).to(dtype)
-    value = problem.per_query_head(problem.value).to(dtype)
+    key = problem.for_query_heads(problem.key).to(dtype)
+    value = problem.for_query_heads(problem.value).to(dtype)
     products = problem.query.to(dtype) @ key.transpose(-1, -2)
     scores = (products * problem.scale.to(dtype)).to(score_dtype)
     return softmax(modified(interpreter, op, problem, scores).to(dtype), value)

@@ -29,7 +29,6 @@ from xdsl.utils.exceptions import InterpretationError
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
-from flexc.passes.blocksparse.programs.pair_sums import PER_QUERY_HEAD
 from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
 from flexc.runtime.interpreters.values import as_value, dtype_of, sum_heads
@@ -246,11 +245,11 @@ def kernel_outputs(
     that a missing write is visible.
     """
     rows = args[0].shape
-    if rows_of(kernel) == PER_QUERY_HEAD:
+    if "per_query_head" in kernel.attributes:
         rows = (*sizes[:2], rows[2])
     types = list(written_types(kernel).values())
     kinds = kinds_of(kernel, types)
-    by_query = rows_of(kernel) == "queries"
+    by_query = is_by_query(kernel)
     in_parts = SumKind.COLUMN_MATRIX in kinds and by_query
     number = PARTS if in_parts else grid_of(kernel, args[0])[0]
     shapes = {
@@ -281,10 +280,8 @@ def kinds_of(kernel: KernelOp, types: Sequence[MemRefType]) -> list[SumKind]:
     return [SumKind.TOTAL if rank == 3 else SumKind.MATRIX for rank in ranks]
 
 
-def rows_of(kernel: KernelOp) -> str:
-    """Return the kernel's line about its rows."""
-    said = kernel.attributes.get("rows")
-    return said.data if isinstance(said, StringAttr) else "queries"
+def is_by_query(kernel: KernelOp) -> bool:
+    return kernel.attributes.get("rows") != StringAttr("keys")
 
 
 def diagonal_shape(blocks: int, sizes: Sizes) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ class SumsProblem(Pairs):
     captures: Sequence[Tensor]
     tables: Sequence[Tensor]
     transposed: bool
-    has_parts: bool
+    per_query_head: bool
     """True if each query head has a part of the sums over columns."""
 
     @classmethod
@@ -99,7 +99,7 @@ class SumsProblem(Pairs):
             captures=list(islice(rest, len(op.captures))),
             tables=list(rest),
             transposed=op.is_transposed,
-            has_parts=op.per_query_head is not None,
+            per_query_head=op.per_query_head is not None,
         )
         problem.verify(op)
         return problem
@@ -194,7 +194,7 @@ def dots(op: PairSumsLike, problem: SumsProblem, dtype: torch.dtype) -> list[Ten
             query, key = problem.rows[row], problem.columns[column]
             if problem.transposed:
                 query, key = key, query
-            key = problem.per_query_head(key).to(dtype)
+            key = problem.for_query_heads(key).to(dtype)
             total = total + query.to(dtype) @ key.transpose(-1, -2)
         found.append(total)
     return found
@@ -228,9 +228,9 @@ def matrix_sum(
     rows = problem.length(of_rows=True)
     total = values[0].new_zeros((batch, heads, rows, dim))
     for number, column in attr.term_list():
-        matrix = problem.per_query_head(problem.columns[column]).to(total.dtype)
+        matrix = problem.for_query_heads(problem.columns[column]).to(total.dtype)
         total = total + problem.by_rows(values[number]) @ matrix
-    if not problem.transposed or problem.has_parts:
+    if not problem.transposed or problem.per_query_head:
         return total
     return sum_heads(total, problem.rows[0])
 
@@ -248,7 +248,7 @@ def column_sum(
     for number, row in attr.term_list():
         matrix = problem.rows[row].to(total.dtype)
         if problem.transposed:
-            matrix = problem.per_query_head(matrix)
+            matrix = problem.for_query_heads(matrix)
         weights = problem.by_rows(values[number]).transpose(-1, -2)
         total = total + weights @ matrix
     if problem.transposed:

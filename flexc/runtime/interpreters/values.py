@@ -105,15 +105,17 @@ def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
     return cast(DenseArrayBase[IntegerType], array).get_values()
 
 
-def sum_heads(sums: Tensor, tensor: Tensor) -> Tensor:
+def sum_heads(sums: Tensor, tensor: Tensor, out: Tensor | None = None) -> Tensor:
     """Add up sums (B, Hq, ...) over the heads and batches that share a tensor's."""
-    return sums.reshape(parts_of_heads(sums.shape, tensor.shape)).sum((1, 3))
+    parts = sums.reshape(parts_of_heads(sums.shape, tensor.shape))
+    return torch.sum(parts, (1, 3), out=out)
 
 
 def parts_of_heads(sums: Sequence[int], tensor: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of sums with axes for the parts of a tensor's batches and heads.
+    """Return a shape (B, Hq, ...) with axes for the parts of a tensor's heads.
 
-    The axes of parts are the second and the fourth.
+    `tensor` is (B or 1, Hkv, ...). The second axis is for the parts of batches, the
+    fourth for those of heads.
     """
     batch, heads = tensor[:2]
     return batch, sums[0] // batch, heads, sums[1] // heads, *sums[2:]

@@ -158,7 +158,7 @@ class CapturedReads:
         inputs = [v for v in op.operands if isinstance(v, BlockArgument)]
         problem = Problem.of(op, [as_value(args[v.index], v.type) for v in inputs])
         partial, full = _visited_pairs(op, problem)
-        key = problem.per_query_head(problem.key).float().mT
+        key = problem.for_query_heads(problem.key).float().mT
         step = max(MAX_PAIRS // max(math.prod(problem.shape) // problem.shape[2], 1), 1)
         for start in range(0, problem.shape[2], step):
             rows = slice(start, start + step)

@@ -63,10 +63,10 @@ class Schedule:
     """True if iterations compute addresses anew, which takes fewer registers."""
     most_spilled: int = SPILL_LIMIT
     """The bytes that a thread may spill before the kernel counts as slow."""
-    spilled_before: int = 4 * SPILL_LIMIT
-    """The bytes that another schedule with equal rows may spill.
+    spilled_before: int | None = 4 * SPILL_LIMIT
+    """The bytes that an earlier candidate with equal rows may spill.
 
-    If it spills more, this schedule is not tried.
+    If one spilled more, this schedule is not tried. None for any number.
     """
 
     @property
@@ -115,20 +115,14 @@ With two groups, each thread has more registers than with three groups or with m
 programs on a multiprocessor.
 """
 
-MAX_SPILLED = 8 * SPILL_LIMIT
-"""The spilled bytes above which no other schedule with roles is tried.
-
-Fewer rows leave a thread more registers, but do not save this much.
-"""
-
 OF_DERIVATIVES = (
     replace(OVERLAP, most_spilled=160),
-    replace(OVERLAP, recomputes=True, spilled_before=MAX_SPILLED),
-    replace(SIMPLE, spilled_before=MAX_SPILLED),
+    replace(OVERLAP, recomputes=True, spilled_before=None),
+    replace(SIMPLE, spilled_before=None),
 )
 """The schedules with roles of sums over pairs, in order of preference.
 
-Without overlap, 12 bytes may spill where 1,060 spill with it (ALiBi in a fixed order).
+Without overlap, few bytes may spill where many do with it.
 
 To recompute addresses costs 5 to 10 % where nothing spills, and gains 3 to 28 % where
 more than 160 bytes do (docs/measurements/2026-11-24-h200-backward.md).
@@ -293,6 +287,12 @@ Check = Callable[[KernelSpec, int], Sequence[str]]
 Its second argument is the number of bytes that a thread may spill.
 """
 
+MAX_SPILLED = 8 * SPILL_LIMIT
+"""The spilled bytes above which no other schedule with roles is tried.
+
+Fewer rows leave a thread more registers, but do not save this much.
+"""
+
 MAX_SPILLED_SHARED = 2 * SPILL_LIMIT
 """The limit in place of `MAX_SPILLED` if programs share a multiprocessor.
 
@@ -343,7 +343,7 @@ class Trials:
         return (
             schedule.name in self.refused
             or (self.needs_fewer and schedule.rows is None)
-            or self.spilled.get(schedule.rows, 0) > schedule.spilled_before
+            or self.spilled.get(schedule.rows, 0) > (schedule.spilled_before or most)
             or max(self.spilled.values(), default=0) > most
         )
 

@@ -56,9 +56,9 @@ func.func @keys(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r, %
 // CHECK-SAME: transposed, ordered, per_query_head}
 // CHECK-LABEL: func.func @in_order(
 // CHECK: %d_value, %d_key, %{{.*}} = flex.launch @in_order_gradients(
-// CHECK: %d_key_1 = flex.sum_heads %d_key of %k : {{.*}} -> tensor<?x?x?x8xf32, strided<[?, ?, ?, 1]>>
-// CHECK-NEXT: %d_value_1 = flex.sum_heads %d_value of %v :
-// CHECK-NEXT: func.return %d_query_1, %d_key_1, %d_value_1
+// CHECK-NEXT: %d_value_1 = flex.sum_heads %d_value of %v : {{.*}} -> tensor<?x?x?x8xf32, strided<[?, ?, ?, 1]>>
+// CHECK-NEXT: %d_key_1 = flex.sum_heads %d_key of %k :
+// CHECK: func.return %d_query_1, %d_key_1, %d_value_1
 func.func @in_order(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
     %do : !m) -> (!m, !m, !m) {
   %dq, %dk, %dv = flex.attention_backward %q, %k, %v : !m, !m, !m

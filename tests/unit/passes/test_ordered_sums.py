@@ -22,7 +22,6 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.rewriter import Rewriter
 
-from flexc.dialects import flex
 from flexc.dialects.tile import AwaitProgressOp
 from flexc.dialects.tile.schedule import RoleOp
 from flexc.errors import ScheduleError
@@ -271,15 +270,6 @@ def test_no_wait_can_be_left_out(case: str, what: str, recorder: Recorder) -> No
     wait.erase()
     run_module(kernel, args)
     assert not has_one_order(recorder.programs)
-
-
-def test_heads_that_share_keys_have_no_order() -> None:
-    module, _, _ = backward("causal", (2, 2), ordered=True)
-    for op in module.walk():
-        if isinstance(op, flex.PairSumsOp):
-            op.paired_heads = None
-    with pytest.raises(ScheduleError, match="share keys"):
-        scheduled(module)
 
 
 def test_segments_that_were_not_merged_have_no_order() -> None:

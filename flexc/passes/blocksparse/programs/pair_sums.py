@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AffineMapAttr, StringAttr, i32
+from xdsl.dialects.builtin import AffineMapAttr, StringAttr, UnitAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
@@ -41,8 +41,6 @@ from flexc.passes.tile.map_builder import (
     convert,
 )
 
-PER_QUERY_HEAD = "keys of each query head"
-
 Values = Sequence[SSAValue] | Mapping[int, SSAValue]
 """The values of pairs, by their numbers."""
 
@@ -65,6 +63,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         known = self.summary() | aligned(self.op, self.all_matrices)
         if self.op.per_query_head is not None:
             known |= grid_of(self.matrices[0][1], self.op)
+            known["per_query_head"] = UnitAttr()
         return self.kernel(known)
 
     @property
@@ -100,17 +99,12 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         )
         return {
             "sums": StringAttr(", ".join(str(attr) for attr in self.op.sums)),
-            "rows": StringAttr(self.whose_rows()),
+            "rows": StringAttr("keys" if self.op.is_transposed else "queries"),
             "mask": StringAttr("; ".join(masks) or "none"),
             "segments": StringAttr(
                 ", ".join(s.kind.data.value for s in self.segments())
             ),
         }
-
-    def whose_rows(self) -> str:
-        if self.op.per_query_head is not None:
-            return PER_QUERY_HEAD
-        return "keys" if self.op.is_transposed else "queries"
 
     def locate(self) -> None:
         """Write the rows that this program owns, and the sizes of both sides."""
@@ -132,6 +126,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         for i, first in enumerate(self.op.tile_origin, 3 - len(self.op.tile_origin)):
             place[i] = code.add(place[i], self.args[first], place[i].name_hint)
         self.rows = TileOrigin(*place)
+        if self.op.per_query_head is not None:
+            self.key_rows = self.of_key(self.rows, self.op.rows[0])
 
     def part(self) -> tuple[SSAValue, SSAValue]:
         """Return the numbers of rows and heads of the grid: those of the results."""
@@ -157,11 +153,6 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         if self.op.is_transposed or self.op.paired_heads is not None:
             return origin
         return self.of_key(origin, self.op.columns[0])
-
-    def matrix_rows(self) -> TileOrigin:
-        if self.op.per_query_head is None:
-            return self.rows
-        return self.of_key(self.rows, self.op.rows[0])
 
     def of_key(self, origin: TileOrigin, key: SSAValue) -> TileOrigin:
         """Return the origin at the batch and head of the key that a query head reads.

@@ -57,7 +57,9 @@ class PairKernelBuilder(SegmentKernelBuilder):
     """A writer of the loads, values and stores of one `blocksparse.pair_sums`."""
 
     rows: TileOrigin
-    """The origin of the program's rows."""
+    """The origin of the program's rows, at a query head if it is theirs alone."""
+    key_rows: TileOrigin | None = None
+    """The origin in the matrices of rows, if that is another one."""
     stored: TileOrigin
     """The origin of the program's results, which may cover only some of all rows."""
     row_block: SSAValue
@@ -120,14 +122,10 @@ class PairKernelBuilder(SegmentKernelBuilder):
                 )
             return self.made[tensor]
         if flex.is_matrix(tensor):
-            where = self.matrix_rows().where
+            where = (self.key_rows or self.rows).where
             return self.load_matrix(tensor, self.block_m, where, self.checked)
         start = self.place.start
         return self.load_values(tensor, start, self.block_m, self.checked)
-
-    def matrix_rows(self) -> TileOrigin:
-        """Return the origin of the program's rows in the matrices of rows."""
-        return self.rows
 
     def load_values(
         self,

@@ -117,10 +117,10 @@ def _growth(keys: KeyRange) -> int:
     return high - low
 
 
-Mixes = Literal["never", "if faster", "always"]
+OneLoop = Literal["never", "if faster", "always"]
 """The masks for which one loop visits partial and full blocks in their order.
 
-Programs that must visit blocks in rising order need it for all masks ("always").
+Programs that must visit blocks in rising order need "always".
 """
 
 
@@ -136,8 +136,7 @@ class MaskSegments:
     """The maximum number of columns of an iteration, if segments are trimmed."""
     aligned: int = 1
     """Trimmed intervals whose ends move with the rows end at multiples of this."""
-    mixes: Mixes = "never"
-    """The masks for which one loop visits partial and full blocks in their order."""
+    one_loop: OneLoop = "never"
 
     @property
     def is_whole(self) -> bool:
@@ -189,12 +188,12 @@ class MaskSegments:
 
         This is faster if the live blocks are one interval, with dead pairs at both
         ends. The incomplete last block does not count, as causal masks are slower in
-        order. It must be so for a rising order if there are dead pairs at the end,
-        where the incomplete block counts: in two segments they would come first.
+        order. A rising order needs one loop if there are dead pairs at the end, where
+        the incomplete block counts: in two segments they would come first.
         """
-        if self.mixes == "never":
+        if self.one_loop == "never":
             return False
-        always = self.mixes == "always"
+        always = self.one_loop == "always"
         region = self.problem.block_region().block
         c = self.range_code(ScalarCode(region), region, 4)
         ragged = always and not self.is_whole

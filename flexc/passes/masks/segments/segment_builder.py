@@ -25,7 +25,7 @@ from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.mask_segments import (
     MaskSegments,
-    Mixes,
+    OneLoop,
     rises,
     tile_order,
 )
@@ -181,7 +181,7 @@ def build_segments(
     problem: MaskProblem,
     sizes: TileSizes,
     trimmed: bool = False,
-    mixes: Mixes = "never",
+    one_loop: OneLoop = "never",
 ) -> list[SegmentOp]:
     """Return segments that visit each live pair of an op once, in tiles of a size."""
     mask = problem.tested if problem.has_mask else None
@@ -196,7 +196,7 @@ def build_segments(
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            made = MaskSegments(problem, ranges.value, *block, mixes=mixes)
+            made = MaskSegments(problem, ranges.value, *block, one_loop=one_loop)
             return made.segments()
     return range_segments(problem, sizes.block_n, mask)
 

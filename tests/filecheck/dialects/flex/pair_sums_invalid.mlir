@@ -117,7 +117,7 @@ func.func @sums(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale :
 !m = tensor<?x?x?x8xf32>
 
 func.func @per_query_head(%q : !m, %scale : f32) {
-  // CHECK: per_query_head expects rows of keys
+  // CHECK: per_query_head expects rows of keys, all of them, and a matrix sum
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m)
       scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>], per_query_head}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -637,6 +637,31 @@ func.func @column_of_rows(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : 
     %t = arith.constant true
     flex.yield %t : i1
   }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @shared_in_order(%q : !m, %scale : f32) {
+  // CHECK: ordered expects paired_heads or per_query_head: a program has one query head
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m)
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>], ordered, transposed}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @heads(%x : tensor<?x?x?x8xf32>, %y : tensor<?x?x?x4xf32>) {
+  // CHECK: sums expects head dim 4, got 8
+  %z = flex.sum_heads %x of %y : tensor<?x?x?x8xf32>, tensor<?x?x?x4xf32> -> tensor<?x?x?x8xf32>
   func.return
 }
 
