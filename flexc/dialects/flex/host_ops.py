@@ -227,15 +227,14 @@ class SumHeadsOp(IRDLOperation):
     """The sum over the heads and batches of the query that share one of `tensor`.
 
     `sums` (B, Hq, S, D) has a sum of each query head, `tensor` (B or 1, Hkv, S, D) the
-    sizes of the result.
+    sizes of the result. The total is rounded to the type of the result.
     """
 
     name = "flex.sum_heads"
 
-    T: ClassVar = VarConstraint("T", base(TensorType))
-    sums = operand_def(T)
+    sums = operand_def(TensorType[Attribute])
     tensor = operand_def(TensorType[Attribute])
-    result = result_def(T)
+    result = result_def(TensorType[Attribute])
 
     traits = traits_def(Pure())
     assembly_format = (
@@ -243,15 +242,15 @@ class SumHeadsOp(IRDLOperation):
         "type($result)"
     )
 
-    def __init__(self, sums: SSAValue, tensor: SSAValue):
-        super().__init__(operands=[sums, tensor], result_types=[sums.type])
+    def __init__(self, sums: SSAValue, tensor: SSAValue, type_: Attribute):
+        super().__init__(operands=[sums, tensor], result_types=[type_])
 
     def verify_(self) -> None:
-        for name in ("sums", "tensor"):
+        for name in ("sums", "tensor", "result"):
             verify_rank(name, getattr(self, name).type, 4)
-        dims = [tensor_shape(v)[3] for v in (self.sums, self.tensor)]
-        if dims[0] != dims[1]:
-            raise VerifyException(f"sums expects head dim {dims[1]}, got {dims[0]}")
+        dims = [tensor_shape(v)[3] for v in (self.sums, self.tensor, self.result)]
+        if len(set(dims)) > 1:
+            raise VerifyException(f"expects equal head dims, got {dims}")
 
 
 class _Callee(SymbolUserOpInterface):

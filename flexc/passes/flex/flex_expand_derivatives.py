@@ -253,13 +253,12 @@ class Expansion:
     def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
-        by_keys = self.one_pass == "keys" and self.has_both_sides
+        by_keys = self.one_pass == "keys" and self.has_both_sides and not op.tangents
         # Programs that add in a fixed order wait for each other, and those of all heads
         # that share a key are long.
         shares = op.ordered is not None and op.paired_heads is None
-        self.host.per_query_head = (
-            op.per_query_head is not None or (by_keys and shares)
-        ) and self.one_pass != "queries"
+        has_parts = op.per_query_head is not None or (by_keys and shares)
+        self.host.per_query_head = has_parts
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (
             self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]
@@ -457,7 +456,9 @@ class Expansion:
         is_large = any(s.kind in LARGE for s in of_reads)
         origin = [self.host.code.const(0, i32)] if is_large else []
         more, plus = [s for s, _ in added], [value for _, value in added]
-        every = [*sums, *of_reads, *more]
+        parts = transposed and self.host.per_query_head
+        own = [replace(s, element=self.score_type) for s in sums] if parts else sums
+        every = [*own, *of_reads, *more]
         results = self.host.pair_sums(
             suffix, self.code, every, transposed, origin, plus
         )
@@ -465,11 +466,10 @@ class Expansion:
         self.captured.add(by, results[first:last])
         pairs = zip([*sums, *more], [*results[:first], *results[last:]], strict=True)
         found = {str(s.name).removeprefix("d_"): value for s, value in pairs}
-        if transposed and self.host.per_query_head:
-            for s in sums:
-                name = str(s.name).removeprefix("d_")
-                total = flex.SumHeadsOp(found[name], self.named[name])
-                found[name] = self.host.append(total, s.name)
+        for s in sums if parts else ():
+            name = str(s.name).removeprefix("d_")
+            total = flex.SumHeadsOp(found[name], self.named[name], s.type())
+            found[name] = self.host.append(total, s.name)
         return found
 
 

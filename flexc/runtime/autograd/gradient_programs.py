@@ -369,7 +369,7 @@ class Program:
         self.rounded: dict[Operation, torch.dtype] = {
             o: dtype_of(flex.element_type(o.result))
             for o in host.body.ops
-            if isinstance(o, flex.SumPartsOp)
+            if isinstance(o, flex.SumPartsOp | flex.SumHeadsOp)
         }
         self.done = _done(host)
         self.is_refused = False
@@ -440,8 +440,8 @@ class Execution:
                 return [torch.zeros_like(values[op.tensor])]
             case flex.SumHeadsOp():
                 sums, tensor = values[op.sums], values[op.tensor]
-                out = like_rows(tensor, sums.size(3), sums.dtype)
-                return [sum_heads(sums, tensor, out)]
+                out = like_rows(tensor, sums.size(3), self.program.rounded[op])
+                return [out.copy_(sum_heads(sums, tensor))]
             case arith.ConstantOp():
                 assert isinstance(op.value, IntegerAttr)
                 return [op.value.value.data]

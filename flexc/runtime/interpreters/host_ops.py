@@ -212,7 +212,9 @@ class HostFunctions(InterpreterFunctions):
     def run_sum_heads(
         self, interpreter: Interpreter, op: flex.SumHeadsOp, args: PythonValues
     ) -> PythonValues:
-        return (sum_heads(*args),)
+        sums, tensor = args
+        total = sum_heads(sums.to(self.compute_dtype or sums.dtype), tensor)
+        return (total.to(dtype_of(flex.element_type(op.result))),)
 
 
 def remember_sizes(interpreter: Interpreter, args: Sequence[object]) -> None:

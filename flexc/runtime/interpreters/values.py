@@ -105,10 +105,9 @@ def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
     return cast(DenseArrayBase[IntegerType], array).get_values()
 
 
-def sum_heads(sums: Tensor, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+def sum_heads(sums: Tensor, tensor: Tensor) -> Tensor:
     """Add up sums (B, Hq, ...) over the heads and batches that share a tensor's."""
-    parts = sums.reshape(parts_of_heads(sums.shape, tensor.shape))
-    return torch.sum(parts, (1, 3), out=out)
+    return sums.reshape(parts_of_heads(sums.shape, tensor.shape)).sum((1, 3))
 
 
 def parts_of_heads(sums: Sequence[int], tensor: Sequence[int]) -> tuple[int, ...]:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects import func, scf
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, f32, i64
 from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
+from flexc.dialects.flex import element_type
 from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
@@ -202,6 +203,13 @@ def test_parts_of_heads_are_added_up(case: str, one_pass: OnePass) -> None:
 def test_programs_of_queries_have_no_parts() -> None:
     module, _, _ = backward("causal", (6, 2), one_pass="queries", parts=True)
     assert not any(isinstance(op, flex.SumHeadsOp) for op in module.walk())
+
+
+def test_parts_of_heads_are_not_rounded() -> None:
+    """Parts that cancel would have the error of rounded parts, far above the sum's."""
+    module, _, _ = backward("causal", (6, 2), parts=True)
+    added = [op for op in module.walk() if isinstance(op, flex.SumHeadsOp)]
+    assert [element_type(op.sums) for op in added] == [f32, f32]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

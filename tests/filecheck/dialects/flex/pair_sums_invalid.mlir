@@ -660,7 +660,7 @@ func.func @shared_in_order(%q : !m, %scale : f32) {
 // -----
 
 func.func @heads(%x : tensor<?x?x?x8xf32>, %y : tensor<?x?x?x4xf32>) {
-  // CHECK: sums expects head dim 4, got 8
+  // CHECK: expects equal head dims, got [8, 4, 8]
   %z = flex.sum_heads %x of %y : tensor<?x?x?x8xf32>, tensor<?x?x?x4xf32> -> tensor<?x?x?x8xf32>
   func.return
 }
