@@ -240,7 +240,7 @@ READY = (*INPUTS, "d_out", "d_lse")
 KEYS_OF_PROGRAM = 128
 """The keys of a program, in most tiles."""
 
-LEAST_WORK = 1 << 33
+LEAST_WORK = 1 << 34
 """The multiplications of a product of all pairs below which programs end early anyway.
 
 Two more sums take the host longer than such programs run.
