@@ -243,7 +243,7 @@ KEYS_OF_PROGRAM = 128
 LEAST_WORK = 1 << 34
 """The multiplications of a product of all pairs below which programs end early anyway.
 
-Two more sums take the host longer than such programs run.
+To launch the additions of parts takes the host longer than such programs run.
 """
 
 LEAST_BUSY = 0.8
