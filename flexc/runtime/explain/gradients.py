@@ -28,7 +28,7 @@ from flexc.passes.scalar import Proven, WhyNot
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
-from flexc.runtime.autograd.gradient_kernels import ways
+from flexc.runtime.autograd.gradient_kernels import has_few_programs, ways
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.kernels.driver import convert_for
@@ -36,6 +36,8 @@ from flexc.runtime.kernels.driver import convert_for
 BlockSource = Literal["no mask", "bounds", "tables", "every pair"]
 
 QUERIES = "blocks of queries"
+
+PARTS = "computed for each query head, then added up in fp32"
 
 ONE_PASS = (
     "added by atomics in {} order, by the kernel that computes key and value; summed "
@@ -99,6 +101,8 @@ class GradientFacts:
     one_pass: bool = False
     """True if a GPU's kernel adds to the query's gradient while it computes those of
     key and value, provided that a schedule suits the mods."""
+    parts: bool = False
+    """True if the gradients of key and value have a part for each query head."""
 
     @property
     def heading(self) -> str:
@@ -112,6 +116,8 @@ class GradientFacts:
             yield captured.name, str(captured)
         if self.one_pass:
             yield "query", ONE_PASS.format("a fixed" if self.deterministic else "any")
+        if self.parts:
+            yield "key, value", PARTS
         yield QUERIES, f"{self.way}: {self.why}"
 
 
@@ -125,16 +131,28 @@ def gradients_of(subject: Subject) -> GradientFacts:
     one_pass = computes_in_one_pass(subject)
     found = queries_of_keys(subject)
     varies |= one_pass and not subject.call.deterministic
-    return GradientFacts(captured, *found, not varies, one_pass)
+    parts = adds_parts(subject, one_pass)
+    return GradientFacts(captured, *found, not varies, one_pass, parts)
 
 
 def computes_in_one_pass(subject: Subject) -> bool:
-    """Return True if a GPU's kernel adds to the query's gradient by atomics."""
+    """Return True if a GPU's kernel adds to the query's gradient in memory."""
     call, build = subject.call, subject.compiled.build
     wants = call.query.requires_grad, call.key.requires_grad or call.value.requires_grad
     if not (build.for_gpu and all(wants)):
         return False
     return "keys" in ways(call, build, lambda: subject.simple, ())
+
+
+def adds_parts(subject: Subject, one_pass: bool) -> bool:
+    """Return True if a GPU adds up parts of a key's gradient, one for each head."""
+    call = subject.call
+    wants = call.key.requires_grad or call.value.requires_grad
+    shares = call.query.shape[:2] != call.key.shape[:2]
+    if not (wants and shares and subject.compiled.build.for_gpu):
+        return False
+    in_order = one_pass and call.deterministic
+    return in_order or has_few_programs(call.query, call.key, lambda: subject.simple)
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:

@@ -1,43 +1,65 @@
-"""Programs of gradients: how many own keys."""
+"""Programs of gradients: how many own keys, and when a query head has its own."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flexc.dialects import flex
-from flexc.runtime.autograd.gradient_kernels import has_few_programs
-from flexc.runtime.kernels.driver import simple_attention
+from flexc.runtime.attention.call import Attention, read_signature
+from flexc.runtime.autograd.gradient_kernels import DerivativeFacts
+from flexc.runtime.explain.gradients import PARTS, gradients_of
+from flexc.runtime.explain.subject import Subject
+from flexc.runtime.inputs.arguments import Outputs
+from flexc.runtime.inputs.options import Choices
 from tests.support.corpus import CORPUS
-from tests.support.flex_modules import make_call, make_module
 
 
-def attention(case: str) -> flex.AttentionOp:
-    query = torch.zeros(1, 1, 8, 16)
-    mods = CORPUS[case].factory(1, 1, 1, 8, 8)
-    module, _ = make_module(make_call((query,) * 3, *mods, 0.25))
-    return simple_attention(module)
+def call_of(
+    case: str, batch: int, heads: tuple[int, int], length: int, deterministic: bool
+) -> Attention:
+    """A call of a GPU's kernels, on tensors that hold a single row of each head."""
+    query, key = (
+        torch.zeros(batch, h, 1, 128, dtype=torch.bfloat16)
+        .expand(-1, -1, length, -1)
+        .requires_grad_()
+        for h in heads
+    )
+    mods = CORPUS[case].factory(batch, *heads, length, length)
+    signature = read_signature(*mods, torch.device("cpu"))
+    return Attention(
+        *(query, key, key, 0.1, None, signature, Outputs(), "triton"),
+        Choices(deterministic=deterministic),
+    )
 
 
 @pytest.mark.parametrize(
-    ("batch", "q_heads", "kv_heads", "length", "case", "few"),
+    ("case", "batch", "heads", "length", "deterministic", "parts"),
     [
-        (2, 16, 1, 8192, "causal", True),  # 128 programs
-        (2, 16, 1, 8192, "shifted_blocks", True),  # without bounds
-        (2, 16, 1, 8192, "dense", False),
-        (2, 16, 1, 8192, "sliding_window", False),
-        (2, 16, 1, 4096, "dense", True),  # 64
-        (3, 16, 1, 8192, "dense", True),  # 192, and a multiprocessor has one or two
-        (1, 32, 8, 2048, "causal", True),
-        (1, 32, 8, 4096, "causal", False),  # 256
-        (1, 32, 8, 1024, "causal", False),  # They end early.
+        ("causal", 2, (16, 1), 8192, False, True),  # 128 programs
+        ("dense", 2, (16, 1), 8192, False, False),
+        ("sliding_window", 2, (16, 1), 8192, False, False),
+        ("dense", 2, (16, 1), 4096, False, True),  # 64
+        ("dense", 3, (16, 1), 8192, False, True),  # 192: a multiprocessor has 1 or 2
+        ("causal", 1, (32, 8), 2048, False, True),
+        ("causal", 1, (32, 8), 4096, False, False),  # 256
+        ("causal", 1, (32, 8), 1024, False, False),  # They end early.
+        ("causal", 1, (32, 8), 4096, True, True),
+        ("causal", 1, (2, 2), 4096, True, False),
     ],
 )
-def test_few_programs_of_keys(
-    batch: int, q_heads: int, kv_heads: int, length: int, case: str, few: bool
+def test_parts_of_query_heads(
+    case: str,
+    batch: int,
+    heads: tuple[int, int],
+    length: int,
+    deterministic: bool,
+    parts: bool,
 ) -> None:
-    query, key = (
-        torch.empty(batch, heads, length, 128, device="meta")
-        for heads in (q_heads, kv_heads)
-    )
-    assert has_few_programs(query, key, lambda: attention(case)) == few
+    """Where few programs would own keys, or programs add in a fixed order."""
+    call = call_of(case, batch, heads, length, deterministic)
+    facts = DerivativeFacts(call).facts([])
+    assert ("ordered" in facts) == deterministic
+    assert ("paired_heads" in facts) == (heads[0] == heads[1])
+    assert ("per_query_head" in facts) == (parts and not deterministic)
+    lines = dict(gradients_of(Subject.of(call)).lines())
+    assert (lines.get("key, value") == PARTS) == parts
