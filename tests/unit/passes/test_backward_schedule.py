@@ -189,8 +189,10 @@ def test_heads_that_share_keys_have_one_loop(case: str) -> None:
         assert sum(isinstance(op, scf.ForOp) for op in role.walk()) == 1
 
 
-@pytest.mark.parametrize("one_pass", ["keys", "none"])
-@pytest.mark.parametrize("case", ["causal", "alibi", "documents_per_batch", "soft_cap"])
+PARTED = ["causal", "alibi", "documents_per_batch", "soft_cap"]
+
+
+@pytest.mark.parametrize(("case", "one_pass"), in_turn(PARTED, ["keys", "none"]))
 def test_parts_of_heads_are_added_up(case: str, one_pass: OnePass) -> None:
     _, _, wanted = backward(case, (6, 2), one_pass=one_pass)
     module, args, found = backward(case, (6, 2), one_pass=one_pass, parts=True)
