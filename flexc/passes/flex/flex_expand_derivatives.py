@@ -464,13 +464,17 @@ class Expansion:
         )
         first, last = len(sums), len(sums) + len(of_reads)
         self.captured.add(by, results[first:last])
-        pairs = zip([*sums, *more], [*results[:first], *results[last:]], strict=True)
-        found = {str(s.name).removeprefix("d_"): value for s, value in pairs}
-        for s in sums if parts else ():
-            name = str(s.name).removeprefix("d_")
-            total = flex.SumHeadsOp(found[name], self.named[name], s.type())
-            found[name] = self.host.append(total, s.name)
-        return found
+        gradients = results[:first]
+        if parts:
+            gradients = list(map(self.sum_heads, sums, gradients))
+        found = zip([*sums, *more], [*gradients, *results[last:]], strict=True)
+        return {str(s.name).removeprefix("d_"): value for s, value in found}
+
+    def sum_heads(self, rounded: Sum, parts: SSAValue) -> SSAValue:
+        """Add up the parts of query heads, and round the sum to a gradient."""
+        given = self.named[str(rounded.name).removeprefix("d_")]
+        total = flex.SumHeadsOp(parts, given, rounded.type())
+        return self.host.append(total, rounded.name)
 
 
 def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncOp]:
