@@ -50,11 +50,6 @@ class TritonPrinter(TilePrinter):
         super().print_statement(op)
 
     @print_statement.register
-    def _(self, op: tile.ScatterAddOp) -> None:
-        value, memref, base, offsets = self.args(*op.operands)
-        self.line(f"add_to({memref} + {base} + {offsets}, {value})")
-
-    @print_statement.register
     def _(self, op: tile.DiagonalsOp) -> None:
         self.assign(op.result, f"diagonals({self.name(op.input)})")
 

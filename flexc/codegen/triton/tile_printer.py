@@ -119,6 +119,8 @@ class TilePrinter(PythonPrinter):
 
     def support_name(self, op: Operation) -> str | None:
         """Return the function of the support module that an op's statement calls."""
+        if isinstance(op, tile.ScatterAddOp) and op.atomic is not None:
+            return None
         return self.support.get(type(op))
 
     def print_entry(self, kernel: tile.KernelOp) -> str:
@@ -228,6 +230,16 @@ class TilePrinter(PythonPrinter):
         place = " + ".join(self.args(op.memref, op.base, op.offsets))
         mask = () if op.mask is None else (f"mask={self.name(op.mask)}",)
         self.line(self.call("store", place, self.name(op.value), *mask))
+
+    @print_statement.register
+    def _(self, op: tile.ScatterAddOp) -> None:
+        place = " + ".join(self.args(op.memref, op.base, op.offsets))
+        mask = () if op.mask is None else (f"mask={self.name(op.mask)}",)
+        args = place, self.name(op.value), *mask
+        if op.atomic is None:
+            self.line(f"add_to({', '.join(args)})")
+        else:
+            self.line(self.call("atomic_add", *args, 'sem="relaxed"'))
 
     @print_statement.register
     def _(self, op: tile.ReduceOp) -> None:

@@ -64,7 +64,6 @@ from flexc.dialects.flex.host_ops import (
     CoordinatesAttr,
     LaunchOp,
     ScatterSumsOp,
-    SumHeadsOp,
     SumPartsOp,
     ZerosLikeOp,
 )

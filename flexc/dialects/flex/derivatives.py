@@ -98,7 +98,10 @@ class DerivativeOp(ScoredOp, MaskedOp):
     ordered = opt_prop_def(UnitAttr)
     """True if gradients have equal bits at every run."""
     per_query_head = opt_prop_def(UnitAttr)
-    """True if each query head's part of a key's gradient has programs of its own."""
+    """True if each query head has programs of its own for gradients of keys.
+
+    They add to memory in any order, so gradients that are `ordered` may ignore this.
+    """
 
     assembly_format = (
         SCORED_FORMAT

@@ -222,37 +222,6 @@ class ZerosLikeOp(IRDLOperation):
         super().__init__(operands=[tensor], result_types=[tensor.type])
 
 
-@irdl_op_definition
-class SumHeadsOp(IRDLOperation):
-    """The sum over the heads and batches of the query that share one of `tensor`.
-
-    `sums` (B, Hq, S, D) has a sum of each query head, `tensor` (B or 1, Hkv, S, D) the
-    sizes of the result. The total is rounded to the type of the result.
-    """
-
-    name = "flex.sum_heads"
-
-    sums = operand_def(TensorType[Attribute])
-    tensor = operand_def(TensorType[Attribute])
-    result = result_def(TensorType[Attribute])
-
-    traits = traits_def(Pure())
-    assembly_format = (
-        "$sums `of` $tensor attr-dict `:` type($sums) `,` type($tensor) `->` "
-        "type($result)"
-    )
-
-    def __init__(self, sums: SSAValue, tensor: SSAValue, type_: Attribute):
-        super().__init__(operands=[sums, tensor], result_types=[type_])
-
-    def verify_(self) -> None:
-        for name in ("sums", "tensor", "result"):
-            verify_rank(name, getattr(self, name).type, 4)
-        dims = [tensor_shape(v)[3] for v in (self.sums, self.tensor, self.result)]
-        if len(set(dims)) > 1:
-            raise VerifyException(f"expects equal head dims, got {dims}")
-
-
 class _Callee(SymbolUserOpInterface):
     """A check that the callee of a launch is a function of these types, or a kernel."""
 

@@ -19,7 +19,7 @@ key and value are therefore the same op with the same code for each pair.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from xdsl.dialects.builtin import (
     I32,
@@ -82,8 +82,7 @@ class SumKind(StrEnum):
 
     MATRIX  (B, H, rows, D): for each row, the sum over columns of value times the
             column's row of the matrix, also over all query heads and batches that
-            read the row's head and batch. (B, Hq, rows, D) if the op is
-            `per_query_head`: the parts of this sum.
+            read the row's head and batch.
     TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
     DIAGONAL (B, Hq, N, L): entry q_idx - kv_idx + U sums the pairs with that
             difference, where U is `diagonal_zero` and L `diagonal_entries`. The
@@ -215,12 +214,15 @@ class PairSumsLike(PairsOp):
     transposed = opt_prop_def(UnitAttr)
     """True if rows are keys and columns are queries."""
     ordered = opt_prop_def(UnitAttr)
-    """True if sums by column have equal bits at every run.
+    """True if sums to which several programs add have equal bits at every run.
 
-    Programs of the same columns then add to them in a fixed order.
+    Programs of the same columns, or of the same rows, then add in a fixed order.
     """
     per_query_head = opt_prop_def(UnitAttr)
-    """True if rows are keys and MATRIX sums have a part for each query head."""
+    """True if rows are keys, and each query head has programs of its own.
+
+    These programs add to MATRIX sums in memory.
+    """
 
     pairs = region_def("single_block")
 
@@ -297,12 +299,8 @@ class PairSumsLike(PairsOp):
         for attr, result in zip(self.sums, self.sums_, strict=True):
             self.verify_sum(attr, result, count)
         kinds = {attr.sum_kind for attr in self.sums}
-        if self.per_query_head is not None and not (
-            self.is_transposed and SumKind.MATRIX in kinds and not self.tile_origin
-        ):
-            raise VerifyException(
-                "per_query_head expects rows of keys, all of them, and a matrix sum"
-            )
+        if self.per_query_head is not None:
+            self.verify_per_query_head(kinds)
         by_column = self.is_transposed and SumKind.COLUMN_MATRIX in kinds
         if self.ordered is not None and not by_column:
             raise VerifyException("ordered expects rows of keys, and a sum by column")
@@ -313,6 +311,19 @@ class PairSumsLike(PairsOp):
                 "ordered expects paired_heads or per_query_head: a program has one "
                 "query head"
             )
+
+    def verify_per_query_head(self, kinds: Container[SumKind]) -> None:
+        is_whole = self.is_transposed and not self.tile_origin
+        if not is_whole or SumKind.MATRIX not in kinds:
+            raise VerifyException(
+                "per_query_head expects rows of keys, all of them, and a matrix sum"
+            )
+        for attr, result in zip(self.sums, self.sums_, strict=True):
+            element = element_type(result)
+            if attr.sum_kind == SumKind.MATRIX and element != self.score_type:
+                raise VerifyException(
+                    f"per_query_head expects sums of {self.score_type}, got {element}"
+                )
 
     def verify_product(self, row: int, column: int) -> None:
         if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):

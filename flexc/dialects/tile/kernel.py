@@ -48,10 +48,11 @@ from flexc.dialects.tile.schedule.checks import role_of, verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
 GRID_OF = "grid_of"
-"""The name of the kernel attribute with the argument that determines the grid.
+"""The name of the kernel attribute with the arguments that determine the grid.
 
-The grid is a function of that argument's sizes (B, Hq, Sq). Without the attribute, the
-first argument determines the grid.
+The grid is a function of the sizes (B, Hq, Sq): of the first size of the first of three
+arguments, the second of the second and the third of the third. Without the attribute,
+all are sizes of the kernel's first argument.
 """
 
 

@@ -365,10 +365,11 @@ def _verify_offsets(
 
 @irdl_op_definition
 class ScatterAddOp(IRDLOperation):
-    """An addition of a tile to a memref's storage at `base + offsets`.
+    """An addition of a tile to a memref's storage at `base + offsets` under a `mask`.
 
     `tile.add_to` becomes this op for Triton, which adds through pointers. All offsets
-    differ, and no other program reads or writes these elements.
+    differ. No other program reads these elements, and others write them only if all
+    additions are `atomic`.
     """
 
     name = "tile.scatter_add"
@@ -377,20 +378,32 @@ class ScatterAddOp(IRDLOperation):
     memref = operand_def(MemRefType)
     base = operand_def(i64)
     offsets = operand_def(TileType)
+    mask = opt_operand_def(TileType)
+    atomic = opt_prop_def(UnitAttr)
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     assembly_format = (
-        "$value `,` $memref `[` $base `+` $offsets `]` attr-dict "
+        "(`atomic` $atomic^)? $value `,` $memref `[` $base `+` $offsets `]` "
+        "(`if` $mask^ `:` type($mask))? attr-dict "
         "`:` type($value) `,` type($memref) `,` type($offsets)"
     )
 
     def __init__(
-        self, value: SSAValue, memref: SSAValue, base: SSAValue, offsets: SSAValue
+        self,
+        value: SSAValue,
+        memref: SSAValue,
+        base: SSAValue,
+        offsets: SSAValue,
+        mask: SSAValue | None = None,
+        atomic: bool = False,
     ):
-        super().__init__(operands=[value, memref, base, offsets])
+        super().__init__(
+            operands=[value, memref, base, offsets, mask],
+            properties={"atomic": UnitAttr() if atomic else None},
+        )
 
     def verify_(self) -> None:
-        _verify_offsets("value", self.value.type, self.offsets, None)
+        _verify_offsets("value", self.value.type, self.offsets, self.mask)
 
 
 @irdl_op_definition

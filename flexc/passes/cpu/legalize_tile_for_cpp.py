@@ -141,6 +141,8 @@ class AddToStrided(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
+        if op.atomic is not None or op.checked.get_values():
+            refuse(op, "is atomic or checked, which a CPU's kernels cannot do")
         access = StridedAccess.of_add(op)
         value, strides = op.value, access.strides()
         # A count is a number of rows of the result, so the op must keep its rows.

@@ -68,7 +68,7 @@ class HostFunction:
     named: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     """The values of the function, by their names in `pair_code`."""
     per_query_head: bool = False
-    """True if sums of keys' rows have a part for each query head."""
+    """True if programs of each query head add to the sums of keys' rows."""
     functions: list[func.FuncOp] = field(default_factory=list[func.FuncOp])
 
     def __post_init__(self) -> None:

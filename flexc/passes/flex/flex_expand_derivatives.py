@@ -11,9 +11,9 @@ function. It launches kernels, each a function of its own, and finishes their re
 - one kernel for each sum for captures that are read by distance or by pair;
 - one `flex.scatter_sums` for each read.
 
-The gradients of key and value may be computed in parts, one for each query head
-(`per_query_head`); `flex.sum_heads` adds them up. This is always so if gradients are
-`ordered` and heads share keys.
+The gradients of key and value may be sums in memory, to which programs of each query
+head add (`per_query_head`). A kernel over the rows of keys then rounds them. This is
+always so if one pass computes `ordered` gradients and heads share keys.
 
 With `one_pass` one kernel computes the gradients of query, key and value. The kernel
 visits each pair once and computes five products instead of seven. It adds the sums by
@@ -245,7 +245,7 @@ class Expansion:
         values: Sequence[SSAValue],
         dots: Sequence[tuple[str, str]] = (),
     ) -> Sequence[SSAValue]:
-        """Launch a kernel that maps rows of the query; see `HostFunction.map_rows`."""
+        """Launch a kernel that maps rows; see `HostFunction.map_rows`."""
         facts = self.op.facts()
         known = {n: facts[n] for n in ("alignment", "max_length") if n in facts}
         return self.host.map_rows(suffix, types, write, values, dots, known)
@@ -254,11 +254,11 @@ class Expansion:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
         by_keys = self.one_pass == "keys" and self.has_both_sides and not op.tangents
-        # Programs that add in a fixed order wait for each other, and those of all heads
-        # that share a key are long.
-        shares = op.ordered is not None and op.paired_heads is None
-        has_parts = op.per_query_head is not None or (by_keys and shares)
-        self.host.per_query_head = has_parts
+        self.host.per_query_head = op.per_query_head is not None
+        if op.ordered is not None:
+            # Programs that wait for each other should be short. Without a wait, the
+            # order of additions varies.
+            self.host.per_query_head = by_keys and op.paired_heads is None
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (
             self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]
@@ -347,7 +347,7 @@ class Expansion:
         query's gradient are scaled when they are rounded, once for each element.
         """
         (rounded,) = self.query_sums()
-        unscaled = replace(self.by_column(rounded), scaled=False)
+        unscaled = self.unscaled(self.by_column(rounded))
         zeros = self.delta_and_shift(rounded.dim)
         assert zeros is not None
         found = self.summed(
@@ -357,7 +357,7 @@ class Expansion:
             transposed=True,
             added=[(unscaled, zeros)],
         )
-        found["query"] = self.scaled(rounded, found["query"])
+        (found["query"],) = self.rounded("query", [rounded], [found["query"]])
         self.summed("query", [], BY_ROW)
         return found
 
@@ -380,14 +380,23 @@ class Expansion:
         named["delta"], named["shift"], *zeros = found
         return zeros[0] if zeros else None
 
-    def scaled(self, rounded: Sum, sums: SSAValue) -> SSAValue:
-        """Scale and round the rows of a gradient."""
+    def rounded(
+        self, suffix: str, gradients: Sequence[Sum], sums: Sequence[SSAValue]
+    ) -> Sequence[SSAValue]:
+        """Scale and round the rows of gradients, given as sums that are not scaled."""
 
-        def write(code: ScalarCode, x: SSAValue, scale: SSAValue) -> list[SSAValue]:
-            return [code.mulf(x, scale)]
+        def write(code: ScalarCode, *given: SSAValue) -> list[SSAValue]:
+            *rows, scale = given
+            pairs = zip(gradients, rows, strict=True)
+            return [code.mulf(x, scale) if g.scaled else x for g, x in pairs]
 
-        name, values = str(rounded.name), [sums, self.op.scale]
-        return self.rows(f"scaled_{name}", {name: rounded.type()}, write, values)[0]
+        types = {str(g.name): g.type() for g in gradients}
+        values = [*sums, self.op.scale]
+        return self.rows(f"rounded_{suffix}", types, write, values)
+
+    def unscaled(self, gradient: Sum) -> Sum:
+        """Return the sum that is scaled and rounded to a gradient later."""
+        return replace(gradient, element=self.score_type, scaled=False)
 
     def by_column(self, rounded: Sum) -> Sum:
         """Return the sum by column that is rounded to a gradient later."""
@@ -456,8 +465,8 @@ class Expansion:
         is_large = any(s.kind in LARGE for s in of_reads)
         origin = [self.host.code.const(0, i32)] if is_large else []
         more, plus = [s for s, _ in added], [value for _, value in added]
-        parts = transposed and self.host.per_query_head
-        own = [replace(s, element=self.score_type) for s in sums] if parts else sums
+        in_memory = transposed and self.host.per_query_head and bool(sums)
+        own = list(map(self.unscaled, sums)) if in_memory else sums
         every = [*own, *of_reads, *more]
         results = self.host.pair_sums(
             suffix, self.code, every, transposed, origin, plus
@@ -465,16 +474,10 @@ class Expansion:
         first, last = len(sums), len(sums) + len(of_reads)
         self.captured.add(by, results[first:last])
         gradients = results[:first]
-        if parts:
-            gradients = list(map(self.sum_heads, sums, gradients))
+        if in_memory:
+            gradients = self.rounded(suffix, sums, gradients)
         found = zip([*sums, *more], [*gradients, *results[last:]], strict=True)
         return {str(s.name).removeprefix("d_"): value for s, value in found}
-
-    def sum_heads(self, rounded: Sum, parts: SSAValue) -> SSAValue:
-        """Add up the parts of query heads, and round the sum to a gradient."""
-        given = self.named[str(rounded.name).removeprefix("d_")]
-        total = flex.SumHeadsOp(parts, given, rounded.type())
-        return self.host.append(total, rounded.name)
 
 
 def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncOp]:

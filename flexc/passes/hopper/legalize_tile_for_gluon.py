@@ -26,13 +26,16 @@ from flexc.dialects.tile.schedule import ViewType
 from flexc.dialects.tile.types import tile_of
 from flexc.errors import ScheduleError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.legalize_tile_for_triton import LoadToGather, StoreToScatter
+from flexc.passes.tile.legalize_tile_for_triton import (
+    AddToScatter,
+    LoadToGather,
+    StoreToScatter,
+)
 from flexc.passes.tile.map_builder import FULL
 
 Box = tuple[int, ...]
 
 UNSCHEDULED = (
-    tile.AddToOp,
     tile.DiagonalsOp,
     tile.DotOp,
     tile.TransposeOp,
@@ -130,7 +133,9 @@ class LegalizeTileForGluonPass(ModulePass):
         for kernel in op.ops:
             if isinstance(kernel, tile.KernelOp):
                 legalize(kernel)
-        patterns = GreedyRewritePatternApplier([LoadToGather(), StoreToScatter()])
+        patterns = GreedyRewritePatternApplier(
+            [LoadToGather(), StoreToScatter(), AddToScatter()]
+        )
         PatternRewriteWalker(patterns, apply_recursively=False).rewrite_module(op)
 
 
@@ -189,7 +194,8 @@ def legalize(kernel: tile.KernelOp) -> None:
                 "bfloat16 for `flexc emit`), head dims up to 256 and rows in parts of "
                 "64"
             )
-        if isinstance(op, UNSCHEDULED):
+        is_alone = isinstance(op, tile.AddToOp) and op.atomic is None
+        if isinstance(op, UNSCHEDULED) or is_alone:
             raise ScheduleError(f"a schedule with roles cannot contain {op.name}")
     DescriptorMaker(kernel).run()
     widen_floats(kernel)

@@ -84,7 +84,7 @@ def demand(use: Use, layouts: Layouts) -> LayoutAttr | None:
         return layout_along(shape_of(op.input.type), (0,) if use.index else (0, 1))
     if isinstance(op, schedule.IssueDotOp):
         return _demand_of_product(op, use.index)
-    if isinstance(op, tile.GatherOp | tile.ScatterOp):
+    if isinstance(op, PointerAccesses):
         return layouts.get(anchor(op))
     return None
 
@@ -95,7 +95,10 @@ def _demand_of_product(op: schedule.IssueDotOp, index: int) -> LayoutAttr:
     return OperandAttr(product) if index == 0 else product
 
 
-def anchor(op: tile.GatherOp | tile.ScatterOp) -> SSAValue:
+PointerAccesses = tile.GatherOp | tile.ScatterOp | tile.ScatterAddOp
+
+
+def anchor(op: PointerAccesses) -> SSAValue:
     """Return the value whose layout assigns memory accesses to threads."""
     if isinstance(op, tile.GatherOp):
         return op.result
@@ -107,7 +110,7 @@ def relatives(op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
     if isinstance(op, tile.MapOp) and len(op.shape) == 1:
         for value in (*op.inputs, *op.results):
             yield op.results[0], value
-    elif isinstance(op, tile.GatherOp | tile.ScatterOp):
+    elif isinstance(op, PointerAccesses):
         for value in (*op.operands, *op.results):
             yield anchor(op), value
     elif isinstance(op, scf.ForOp):

@@ -103,14 +103,14 @@ class RowSplitter:
     def row_class(self) -> Dim:
         """Return the class of the rows: the first dimension of all stored tiles.
 
-        Atomic additions do not count. A constant tile joins the class of another tile
-        that is stored at the same first row. Raise `ScheduleError` if the stores go
-        along several classes.
+        Atomic additions of a product do not count. A constant tile joins the class of
+        another tile that is stored at the same first row. Raise `ScheduleError` if the
+        stores go along several classes.
         """
         stores = [
             op
             for op in self.block.walk()
-            if isinstance(op, Stores) and not is_atomic(op)
+            if isinstance(op, Stores) and not adds_product(op)
         ]
         begun = {
             start_of(op): (op.value, 0)
@@ -193,6 +193,11 @@ def start_of(op: Stores) -> SSAValue:
 
 def is_atomic(op: Operation) -> TypeGuard[tile.AddToOp]:
     return isinstance(op, tile.AddToOp) and op.atomic is not None
+
+
+def adds_product(op: Operation) -> TypeGuard[tile.AddToOp]:
+    """Return True for an addition, beside those of other programs, of a product."""
+    return is_atomic(op) and isinstance(op.value.owner, tile.DotOp)
 
 
 def share_row_sum(dot: tile.DotOp, part: SSAValue, parts: int) -> None:

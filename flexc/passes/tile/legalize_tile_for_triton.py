@@ -31,7 +31,7 @@ from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.flex import element_type
 from flexc.dialects.tile import element_of, shape_of
-from flexc.errors import UnsupportedOpError
+from flexc.errors import UnsupportedOpError, refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import F32Precision
 from flexc.passes.tile.map_builder import (
@@ -341,9 +341,12 @@ class AddToScatter(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
+        if op.progress is not None:
+            refuse(op, "has an order, which needs a schedule with roles")
         access = PointerAccess.of_add(op)
-        add = tile.ScatterAddOp(op.value, op.memref, access.base(), access.offsets())
-        rewriter.replace(op, add)
+        place = access.base(), access.offsets(), access.mask()
+        atomic = op.atomic is not None
+        rewriter.replace(op, tile.ScatterAddOp(op.value, op.memref, *place, atomic))
 
 
 @dataclass(frozen=True)

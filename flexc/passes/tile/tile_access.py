@@ -140,15 +140,9 @@ class TileAccess:
 
     @classmethod
     def of_add(cls, op: tile.AddToOp) -> Self:
-        """Describe the access of an addition to memory; new code goes before it.
-
-        Refuse additions that other programs' additions or the memref's end affect: only
-        copies of a schedule with roles do these.
-        """
-        if op.atomic is not None or op.checked.get_values():
-            refuse(op, "is atomic or checked, which needs a schedule with roles")
+        """Describe the access of an addition to memory; new code goes before it."""
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
-        return cls(code, op.memref, op.indices, shape, ())
+        return cls(code, op.memref, op.indices, shape, op.checked.get_values())
 
     @property
     def first_dim(self) -> int:

@@ -30,7 +30,7 @@ from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
-from flexc.runtime.interpreters.values import dtype_of, parts_of_heads, sum_heads
+from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.process.recent import Background
 
@@ -170,7 +170,7 @@ class Launch:
 
     @property
     def per_query_head(self) -> bool:
-        """True if rows are keys and matrix sums have a part for each query head."""
+        """True if rows are keys and programs of each query head add to sums."""
         op = self.op
         return isinstance(op, flex.PairSumsOp) and op.per_query_head is not None
 
@@ -252,14 +252,12 @@ class Launch:
         sizes: tuple[int, int, int],
     ) -> Tensor:
         """Allocate a whole result. `sizes` are the sizes of the grid of a part."""
-        if result.kind == SumKind.MATRIX and self.per_query_head:
-            # A tape then needs no view of this tensor to add up the parts.
-            shape = parts_of_heads((*sizes, result.dim), args[0].shape)
-            options: Any = {"dtype": result.dtype, "device": point.device}
-            return torch.empty(shape, **options).view(*sizes, result.dim)
         if result.kind == SumKind.MATRIX:
-            rows = args[0] if self.visits_pairs else point.query
-            return like_rows(rows, result.dim, result.dtype)
+            rows = args[0]
+            if rows.shape[:3] == point.query.shape[:3] and not self.visits_pairs:
+                rows = point.query
+            found = like_rows(rows, result.dim, result.dtype)
+            return found.zero_() if self.per_query_head else found
         heads = point.sizes.batch, point.sizes.heads
         if result.kind == SumKind.COLUMN_MATRIX:
             assert self.key is not None
@@ -369,7 +367,7 @@ class Program:
         self.rounded: dict[Operation, torch.dtype] = {
             o: dtype_of(flex.element_type(o.result))
             for o in host.body.ops
-            if isinstance(o, flex.SumPartsOp | flex.SumHeadsOp)
+            if isinstance(o, flex.SumPartsOp)
         }
         self.done = _done(host)
         self.is_refused = False
@@ -438,10 +436,6 @@ class Execution:
                 return [sums.to(self.program.rounded[op])]
             case flex.ZerosLikeOp():
                 return [torch.zeros_like(values[op.tensor])]
-            case flex.SumHeadsOp():
-                sums, tensor = values[op.sums], values[op.tensor]
-                out = like_rows(tensor, sums.size(3), self.program.rounded[op])
-                return [out.copy_(sum_heads(sums, tensor))]
             case arith.ConstantOp():
                 assert isinstance(op.value, IntegerAttr)
                 return [op.value.value.data]

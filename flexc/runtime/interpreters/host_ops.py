@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 from xdsl.dialects import func
-from xdsl.dialects.builtin import IntegerAttr, MemRefType, StringAttr
+from xdsl.dialects.builtin import DenseArrayBase, MemRefType, StringAttr
 from xdsl.interpreter import (
     Interpreter,
     InterpreterFunctions,
@@ -31,7 +31,7 @@ from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal
 from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
 from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
-from flexc.runtime.interpreters.values import as_value, dtype_of, sum_heads
+from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
 
 KEY_HEADS = "key_heads"
 """The key of the interpreter's data for the batches and heads of the attention keys."""
@@ -62,16 +62,8 @@ def run_kernel(
 def run_programs(
     interpreter: Interpreter, kernel: KernelOp, call: Sequence[object]
 ) -> None:
-    """Run the programs one after another, as a GPU starts them: the first axis first.
-
-    The grid is computed from the first argument, or from the argument that the kernel's
-    `GRID_OF` attribute names.
-    """
-    number = kernel.attributes.get(GRID_OF)
-    first = call[number.value.data if isinstance(number, IntegerAttr) else 0]
-    if not isinstance(first, Tensor):
-        raise InterpretationError("expected a tensor as the first argument")
-    grid = grid_of(kernel, first)
+    """Run the programs one after another, in the order in which a GPU starts them."""
+    grid = grid_of(kernel, call)
     values = tuple(
         kernel_argument(call, param, arg.type, grid)
         for param, arg in zip(kernel.params, kernel.body.block.args, strict=True)
@@ -83,9 +75,17 @@ def run_programs(
             interpreter.run_ssacfg_region(kernel.body, values, "kernel")
 
 
-def grid_of(kernel: KernelOp, first: Tensor) -> tuple[int, ...]:
-    """Return the sizes of the grid for a first argument of shape (B, H, rows, ...)."""
-    return kernel.grid.data.eval(list(first.shape[:3]), [])
+def grid_of(kernel: KernelOp, call: Sequence[object]) -> tuple[int, ...]:
+    """Return the sizes of the grid for a call's arguments (see `GRID_OF`)."""
+    known = kernel.attributes.get(GRID_OF)
+    numbers = dense_array(known) if isinstance(known, DenseArrayBase) else (0,) * 3
+    sizes: list[int] = []
+    for dim, number in enumerate(numbers):
+        given = call[number]
+        if not isinstance(given, Tensor):
+            raise InterpretationError(f"expected argument {number} to be a tensor")
+        sizes.append(given.shape[dim])
+    return kernel.grid.data.eval(sizes, [])
 
 
 def written_types(kernel: KernelOp) -> dict[int, MemRefType]:
@@ -208,14 +208,6 @@ class HostFunctions(InterpreterFunctions):
     ) -> PythonValues:
         return (torch.zeros_like(args[0]),)
 
-    @impl(flex.SumHeadsOp)
-    def run_sum_heads(
-        self, interpreter: Interpreter, op: flex.SumHeadsOp, args: PythonValues
-    ) -> PythonValues:
-        sums, tensor = args
-        total = sum_heads(sums.to(self.compute_dtype or sums.dtype), tensor)
-        return (total.to(dtype_of(flex.element_type(op.result))),)
-
 
 def remember_sizes(interpreter: Interpreter, args: Sequence[object]) -> None:
     """Store the sizes of the query and key of a derivative's function."""
@@ -247,25 +239,26 @@ def kernel_outputs(
     that a missing write is visible.
     """
     rows = args[0].shape
-    if "per_query_head" in kernel.attributes:
-        rows = (*sizes[:2], rows[2])
     types = list(written_types(kernel).values())
     kinds = kinds_of(kernel, types)
     by_query = is_by_query(kernel)
     in_parts = SumKind.COLUMN_MATRIX in kinds and by_query
-    number = PARTS if in_parts else grid_of(kernel, args[0])[0]
+    number = PARTS if in_parts else grid_of(kernel, args)[0]
     shapes = {
         SumKind.TOTAL: (*sizes[:2], rows[2]),
         SumKind.DIAGONAL: diagonal_shape(number, sizes),
         SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if by_query else 2]),
     }
     columns = (PARTS, *key_heads, sizes[3]) if in_parts else sizes[:3]
+    stored = [SumKind.TOTAL]
+    if "per_query_head" not in kernel.attributes:
+        stored.append(SumKind.MATRIX)
     outputs: list[Tensor] = []
     for kind, type_ in zip(kinds, types, strict=True):
         dtype = dtype_of(type_.element_type)
         above = columns if kind == SumKind.COLUMN_MATRIX else rows[:3]
         shape = shapes.get(kind, (*above, type_.get_shape()[-1]))
-        fill = torch.nan if kind in (SumKind.MATRIX, SumKind.TOTAL) else 0.0
+        fill = torch.nan if kind in stored else 0.0
         outputs.append(torch.full(shape, fill, dtype=dtype))
     return outputs
 

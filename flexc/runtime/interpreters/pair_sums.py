@@ -83,8 +83,6 @@ class SumsProblem(Pairs):
     captures: Sequence[Tensor]
     tables: Sequence[Tensor]
     transposed: bool
-    per_query_head: bool
-    """True if each query head has a part of the sums over columns."""
 
     @classmethod
     def of(cls, op: PairSumsLike, args: Sequence[Tensor]) -> SumsProblem:
@@ -99,7 +97,6 @@ class SumsProblem(Pairs):
             captures=list(islice(rest, len(op.captures))),
             tables=list(rest),
             transposed=op.is_transposed,
-            per_query_head=op.per_query_head is not None,
         )
         problem.verify(op)
         return problem
@@ -222,7 +219,7 @@ def matrix_sum(
 ) -> Tensor:
     """Return, for each row, the sum of value * matrix row.
 
-    The sum includes all heads that share the row, unless there are parts of it.
+    The sum includes all heads that share the row.
     """
     batch, heads, *_ = problem.shape
     rows = problem.length(of_rows=True)
@@ -230,7 +227,7 @@ def matrix_sum(
     for number, column in attr.term_list():
         matrix = problem.for_query_heads(problem.columns[column]).to(total.dtype)
         total = total + problem.by_rows(values[number]) @ matrix
-    if not problem.transposed or problem.per_query_head:
+    if not problem.transposed:
         return total
     return sum_heads(total, problem.rows[0])
 

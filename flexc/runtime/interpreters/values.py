@@ -6,7 +6,6 @@ of a region of scalar code covers all pairs of positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -107,14 +106,6 @@ def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
 
 def sum_heads(sums: Tensor, tensor: Tensor) -> Tensor:
     """Add up sums (B, Hq, ...) over the heads and batches that share a tensor's."""
-    return sums.reshape(parts_of_heads(sums.shape, tensor.shape)).sum((1, 3))
-
-
-def parts_of_heads(sums: Sequence[int], tensor: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape (B, Hq, ...) with axes for the parts of a tensor's heads.
-
-    `tensor` is (B or 1, Hkv, ...). The second axis is for the parts of batches, the
-    fourth for those of heads.
-    """
-    batch, heads = tensor[:2]
-    return batch, sums[0] // batch, heads, sums[1] // heads, *sums[2:]
+    batch, heads = tensor.shape[:2]
+    shape = batch, sums.size(0) // batch, heads, sums.size(1) // heads, *sums.shape[2:]
+    return sums.reshape(shape).sum((1, 3))

@@ -33,6 +33,7 @@ from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
 from flexc.passes.blocksparse.programs.builder import Heads, Visit
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
+from flexc.passes.blocksparse.programs.pair_tiles import TileOrigin
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import (
@@ -70,9 +71,12 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     `rising`, earlier programs visit no block before a program's first, and later ones
     none after its last: they need not wait for each other there. (A program without
     blocks adds zeros to the first block at any time. That changes no sum.)
+
+    Programs of several query heads add to the same sums of rows in the order of heads.
     """
 
     order: ProgramOrder | None = None
+    order_of_heads: ProgramOrder | None = None
     visits: SSAValue | None = None
     """The condition that the program visits a block, if its bounds are `rising`."""
 
@@ -109,6 +113,29 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         is_first = code.cmp("eq", self.row_block, code.sub(blocks, one))
         earlier = code.select(is_first, own, code.add(own, one), "earlier")
         self.order = ProgramOrder(self.progress(), own, earlier, is_first)
+        if self.key_rows is not None:
+            self.order_of_heads = self.before_in_group(self.key_rows, heads, blocks)
+
+    def before_in_group(
+        self, key_rows: TileOrigin, heads: SSAValue, blocks: SSAValue
+    ) -> ProgramOrder:
+        """Find the program of the same rows and of the query head before this one.
+
+        `heads` is the number of heads, of all batches, before this program's head.
+        """
+        assert self.order is not None
+        code, rows, one = self.code, self.rows, self.code.const(1)
+        kv_heads = code.insert(tile.DimOp(self.args[self.op.rows[0]], 1), "kv_heads")
+        group = code.div(self.own_heads, kv_heads, "group")
+        begins = code.cmp("eq", rows.h, code.mul(key_rows.h, group))
+        is_first = code.and_(begins, code.cmp("eq", rows.b, key_rows.b))
+        # If batches share a key, its heads follow those of the batch before.
+        step = code.add(code.sub(self.own_heads, group), one)
+        step = code.select(begins, step, one)
+        own = self.order.own
+        earlier = code.sub(own, code.mul(step, blocks))
+        earlier = code.select(is_first, own, earlier, "earlier_head")
+        return replace(self.order, earlier=earlier, is_first=is_first)
 
     def start_visits(self) -> None:
         """Report the blocks that are before this program's first, if bounds rise."""
@@ -137,7 +164,18 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
                 least = self.code.select(self.visits, zero, least)
             wait = tile.AwaitProgressOp(order.progress, earlier, least, zero)
             self.code.builder.insert(wait)
-            self.code.builder.insert(tile.ReportProgressOp(order.progress, own, done))
+            if self.order_of_heads is None:
+                report = tile.ReportProgressOp(order.progress, own, done)
+                self.code.builder.insert(report)
+
+    def turn_of_sum(self, result: SSAValue) -> tuple[SSAValue | None, list[SSAValue]]:
+        order, code = self.order_of_heads, self.code
+        if order is None:
+            return super().turn_of_sum(result)
+        # The addition to the last sum ends the program.
+        left = [value for _, value in reversed(self.matrices)].index(result)
+        every, done = code.const(ALL), code.const(ALL - left)
+        return order.progress, order.turn(code, done, every)
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
         """Visit the segment of all query heads in one loop, if heads have equal bounds.
@@ -370,12 +408,12 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
 
 
 ALL = full(32).hi
-"""The progress of a program that has visited all of its blocks: more than there are."""
+"""The progress of a program that has ended: more than there are blocks."""
 
 
 @dataclass(frozen=True)
 class ProgramOrder:
-    """The order in which programs add to the same blocks of columns."""
+    """The order in which programs add to the same blocks of columns, or of rows."""
 
     progress: SSAValue
     own: SSAValue
@@ -385,9 +423,14 @@ class ProgramOrder:
     is_first: SSAValue
     """The condition that no program is before it."""
 
-    def turn(self, code: ScalarCode, done: SSAValue) -> list[SSAValue]:
-        """Return the turn of an addition that makes the program's progress `done`."""
-        least = code.select(self.is_first, code.const(0), done)
+    def turn(
+        self, code: ScalarCode, done: SSAValue, least: SSAValue | None = None
+    ) -> list[SSAValue]:
+        """Return the turn of an addition that makes the program's progress `done`.
+
+        It is after the earlier program's progress is `least`, which is `done` if None.
+        """
+        least = code.select(self.is_first, code.const(0), least or done)
         return [self.earlier, least, self.own, done]
 
 

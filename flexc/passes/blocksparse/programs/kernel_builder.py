@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     DenseArrayBase,
-    IntegerAttr,
     MemRefType,
     NoneAttr,
     StridedLayoutAttr,
@@ -126,9 +125,11 @@ def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
     return {"aligned": DenseArrayBase.from_list(i64, numbers)}
 
 
-def grid_of(result: SSAValue, op: Operation) -> dict[str, Attribute]:
-    """Return the attribute that takes the sizes of the grid from a result."""
-    return {GRID_OF: IntegerAttr(arguments_of(op).index(result), i32)}
+def grid_of(op: Operation, *values: SSAValue) -> dict[str, Attribute]:
+    """Return the attribute that takes the grid's sizes from one value or three."""
+    args = arguments_of(op)
+    numbers = [args.index(v) for v in (values if len(values) == 3 else values * 3)]
+    return {GRID_OF: DenseArrayBase.from_list(i32, numbers)}
 
 
 def _memref(type_: Attribute) -> MemRefType[Attribute]:

@@ -62,7 +62,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
             self.store_matrix(attr, result, acc)
         known = self.summary() | aligned(self.op, self.all_matrices)
         if self.op.per_query_head is not None:
-            known |= grid_of(self.matrices[0][1], self.op)
+            query, key = self.op.columns[0], self.op.rows[0]
+            known |= grid_of(self.op, query, query, key)
             known["per_query_head"] = UnitAttr()
         return self.kernel(known)
 
@@ -330,7 +331,7 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         self.each_block_of_rows()
         kinds = [attr.sum_kind for attr in self.op.sums]
         result = self.op.sums_[kinds.index(SumKind.COLUMN_MATRIX)]
-        known = aligned(self.op, self.all_matrices) | grid_of(result, self.op)
+        known = aligned(self.op, self.all_matrices) | grid_of(self.op, result)
         return self.kernel(self.summary() | known)
 
     def grid(self) -> AffineMapAttr:

@@ -168,8 +168,19 @@ class PairKernelBuilder(SegmentKernelBuilder):
         rounded = convert(code, acc, result.type.element_type)
         padded = tile.shape_of(acc.type)[1] != flex.tensor_shape(result)[3]
         checked = [*self.checked, *([1] if padded else [])]
-        where = [*self.stored.where, code.const(0)]
-        code.builder.insert(tile.StoreOp(rounded, self.args[result], where, checked))
+        memref, zero = self.args[result], code.const(0)
+        if self.key_rows is None:
+            where = [*self.stored.where, zero]
+            code.builder.insert(tile.StoreOp(rounded, memref, where, checked))
+        else:
+            where = [*self.key_rows.where, zero]
+            turn = self.turn_of_sum(result)
+            add = tile.AddToOp(rounded, memref, where, None, checked, True, *turn)
+            code.builder.insert(add)
+
+    def turn_of_sum(self, result: SSAValue) -> tuple[SSAValue | None, list[SSAValue]]:
+        """Return the progress and the turn for an addition to a sum of keys."""
+        return None, []
 
     def store_pairs(
         self, visit: Visit, values: Sequence[SSAValue], checked: Sequence[int]

@@ -36,6 +36,7 @@ from flexc.passes.hopper.specialize_warps.loads import (
 )
 from flexc.passes.hopper.specialize_warps.slices import dependent_on
 from flexc.passes.hopper.tile_async_products import complete_before
+from flexc.passes.hopper.tile_split_rows import adds_product
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.gluon import (
     LEAST_REGISTERS,
@@ -129,6 +130,26 @@ class Outgoing(Ring):
         each = BarriersType(self.tiles, 1)
         self.full = code.insert(BarriersOp(each), f"{self.name}_full")
         self.empty = code.insert(BarriersOp(each), f"{self.name}_empty")
+
+
+@dataclass(eq=False)
+class Turns:
+    """A barrier for each addition that consumers do in their program's turn.
+
+    It says that all parts have added. The writer then reports the program's progress.
+    """
+
+    additions: Sequence[tile.AddToOp]
+    barriers: SSAValue = field(init=False)
+
+    @property
+    def bytes(self) -> int:
+        return len(self.additions) * BARRIER_BYTES
+
+    def allocate(self, code: ScalarCode, consumers: int) -> None:
+        if self.additions:
+            type_ = BarriersType(len(self.additions), consumers)
+            self.barriers = code.insert(BarriersOp(type_), "added")
 
 
 MOST_BY_WARPS = 2
@@ -295,21 +316,22 @@ class Output:
 def assign_outputs(
     kernel: tile.KernelOp, parts: PartsOp, rings: Collection[Ring]
 ) -> dict[Operation, Output]:
-    """Return the slots of each addition, and of each store at the end of a program.
+    """Return the slots of each addition of a product, and of each store after loops.
 
-    Raise `ScheduleError` if TMA cannot do an addition.
+    Other additions are done once. Consumers do them without slots, which are scarce.
+    Raise `ScheduleError` if TMA cannot do an addition of a product.
     """
     count = parts.count.value.data
     free = [r for r in rings if r.stays and r.tiles == count and not is_shared(r)]
     outputs: dict[Operation, Output] = {}
     sums: dict[tuple[SSAValue, TileType], Output] = {}
     for add in parts.body.walk():
-        if isinstance(add, tile.AddToOp):
+        if adds_product(add):
             type_ = add.value.type
             assert isinstance(type_, TileType)
             why = why_not_tma(kernel, add.memref, type_, adds=True)
-            if why is not None or add.atomic is None:
-                raise ScheduleError(f"an addition to memory {why or 'is not atomic'}")
+            if why is not None:
+                raise ScheduleError(f"an addition to memory {why}")
             name, ring = output_name(add), None
             if add.progress is not None:
                 ring = Outgoing(name, type_, 1, count, per_part=True)
@@ -328,6 +350,12 @@ def assign_outputs(
         if ring is not None:
             used.add(ring)
     return outputs
+
+
+def assign_turns(parts: PartsOp, outputs: Collection[Operation]) -> Turns:
+    """Return the additions in turn that do not leave through slots."""
+    ops = (op for op in parts.body.block.ops if isinstance(op, tile.AddToOp))
+    return Turns([op for op in ops if op.progress is not None and op not in outputs])
 
 
 def output_name(op: tile.StoreOp | tile.AddToOp) -> str:
@@ -511,9 +539,9 @@ def consumer_registers(consumers: int, residents: int = 1) -> int:
     return min(share, MOST_REGISTERS)
 
 
-def needed_bytes(rings: Iterable[Ring], outputs: Iterable[Output]) -> int:
+def needed_bytes(users: Iterable[Ring | Output | Turns]) -> int:
     """Return the shared memory of slots and barriers."""
-    return sum(r.bytes for r in rings) + sum(o.bytes for o in outputs)
+    return sum(user.bytes for user in users)
 
 
 def share_of(limit: int, residents: int) -> int:
@@ -545,14 +573,14 @@ def shrink_rings(
 
 
 def check_shared_memory(
-    rings: Iterable[Ring], outputs: Iterable[Output], limit: int, residents: int = 1
+    users: Iterable[Ring | Output | Turns], limit: int, residents: int = 1
 ) -> None:
     """Raise `ScheduleError` if slots and barriers exceed a program's shared memory.
 
     `limit` is the number of bytes that a program has when it is alone on a
     multiprocessor. `residents` programs share them.
     """
-    needed, share = needed_bytes(rings, outputs), share_of(limit, residents)
+    needed, share = needed_bytes(users), share_of(limit, residents)
     if needed > share:
         beside = f" for each of {residents} programs" if residents > 1 else ""
         raise ScheduleError(

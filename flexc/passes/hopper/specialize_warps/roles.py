@@ -31,7 +31,12 @@ from flexc.dialects.tile.schedule import (
     WriteViewOp,
 )
 from flexc.passes.hopper.specialize_warps.loads import Companions
-from flexc.passes.hopper.specialize_warps.resources import Outgoing, Output, Ring
+from flexc.passes.hopper.specialize_warps.resources import (
+    Outgoing,
+    Output,
+    Ring,
+    Turns,
+)
 from flexc.passes.hopper.specialize_warps.slices import Slice
 from flexc.passes.scalar.scalar_code import ScalarCode
 
@@ -46,6 +51,7 @@ class Plan:
     """The rings of the tiles that parts share."""
     companions: Companions
     outputs: Mapping[Operation, Output]
+    turns: Turns
     released: Mapping[Operation, Sequence[tile.LoadOp]]
 
     @property
@@ -280,6 +286,7 @@ class ConsumerCode(RoleCode):
         super().__init__(plan, needed)
         self.values[plan.parts.body.block.args[0]] = self.part
         self.slots: dict[tile.LoadOp, SSAValue] = {}
+        self.turn_seen = self.const(0)
         self.awaited: set[tuple[SSAValue, Block]] = set()
         """The shared values that were awaited, with the blocks of the waits."""
 
@@ -287,6 +294,8 @@ class ConsumerCode(RoleCode):
         """Return an op's operands that consumers need, not the producer or writer."""
         if isinstance(op, tile.AddToOp) and op in self.plan.outgoing:
             return [op.value]
+        if op in self.plan.turns.additions:
+            return op.operands[:-2]
         is_copied = op in self.staged or op in self.plan.companions
         return () if is_copied else op.operands
 
@@ -317,6 +326,8 @@ class ConsumerCode(RoleCode):
         match op:
             case tile.AddToOp() if op in self.plan.outgoing:
                 self.hand_over(op, self.plan.outgoing[op])
+            case tile.AddToOp() if op in self.plan.turns.additions:
+                self.add_in_turn(op)
             case tile.StoreOp() | tile.AddToOp() if op in self.plan.outputs:
                 self.copy_out(op, self.plan.outputs[op])
             case tile.TransposeOp() if of_view:
@@ -392,6 +403,20 @@ class ConsumerCode(RoleCode):
         self.await_empty(ring, self.part, parity)
         self.fill(op, ring.shared, ring.name)
         self.code.builder.insert(ArriveOp(ring.full, self.part))
+
+    def add_in_turn(self, op: tile.AddToOp) -> None:
+        """Add a tile to memory in this program's turn, and signal the writer."""
+        assert op.progress is not None
+        earlier, least = map(self.of, op.turn[:2])
+        number = self.plan.turns.additions.index(op)
+        wait = tile.AwaitProgressOp(op.progress, earlier, least, self.turn_seen)
+        self.turn_seen = self.code.insert(wait, "seen")
+        value, indices = self.of(op.value), [self.of(v) for v in op.indices]
+        checked = op.checked.get_values()
+        add = tile.AddToOp(value, op.memref, indices, None, checked, atomic=True)
+        self.code.builder.insert(add)
+        arrive = ArriveOp(self.plan.turns.barriers, self.const(number))
+        self.code.builder.insert(arrive)
 
     def fill(
         self, op: tile.StoreOp | tile.AddToOp, shared: SSAValue, name: str

@@ -36,6 +36,7 @@ class ServiceCode(RoleCode):
     """
 
     def __init__(self, plan: Plan, roots: Iterable[Operation]):
+        self.plan = plan
         self.varying = dependent_on(plan.parts.body.block.args[0])
         needed = Slice(plan.parts, self.operands).include(roots)
         if needed.values & self.varying:
@@ -124,7 +125,7 @@ class WriterCode(ServiceCode):
 
     def __init__(self, plan: Plan):
         ends = [o for o in plan.parts.body.walk() if isinstance(o, ORDER_OPS)]
-        super().__init__(plan, [*plan.outgoing, *ends])
+        super().__init__(plan, [*plan.outgoing, *plan.turns.additions, *ends])
         self.seen = self.const(0)
 
     def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
@@ -132,6 +133,8 @@ class WriterCode(ServiceCode):
 
     def read(self, op: Operation) -> Sequence[SSAValue]:
         """Return an op's operands, without the tile that is added to memory."""
+        if op in self.plan.turns.additions:
+            return op.operands[-2:]
         if isinstance(op, tile.AddToOp):
             return [*op.indices, *op.turn]
         return super().read(op)
@@ -140,10 +143,21 @@ class WriterCode(ServiceCode):
         """Do nothing: the producer copies tiles in."""
 
     def leaf(self, op: Operation) -> None:
-        if isinstance(op, tile.AddToOp):
+        if isinstance(op, tile.AddToOp) and op in self.plan.turns.additions:
+            self.report(op)
+        elif isinstance(op, tile.AddToOp):
             self.add(op, self.plan.outgoing[op])
         else:
             super().leaf(op)
+
+    def report(self, op: tile.AddToOp) -> None:
+        """Report the program's progress when consumers have added their tiles."""
+        assert op.progress is not None
+        turns = self.plan.turns
+        number = self.const(turns.additions.index(op))
+        self.code.builder.insert(AwaitOp(turns.barriers, number, self.const(0)))
+        own, done = map(self.of, op.turn[2:])
+        self.code.builder.insert(tile.ReportProgressOp(op.progress, own, done))
 
     def add(self, op: tile.AddToOp, ring: Outgoing) -> None:
         """Add the tiles of all parts to memory in this program's turn."""

@@ -36,6 +36,7 @@ from flexc.passes.hopper.specialize_warps.resources import (
     assign_exchanges,
     assign_outputs,
     assign_rings,
+    assign_turns,
     check_registers,
     check_shared_memory,
     check_slots,
@@ -104,14 +105,16 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     outputs = list(dict.fromkeys(plan.outputs.values()))
     residents = max(number(kernel, "residents", 1), 1)
     share = share_of(memory, residents)
-    excess = needed_bytes(plan.all_rings(), outputs) - share
+    slots_of = [*plan.all_rings(), *outputs, plan.turns]
+    excess = needed_bytes(slots_of) - share
     shrink_rings(parts.body.block, plan.rings, plan.released, excess)
-    check_shared_memory(plan.all_rings(), outputs, memory, residents)
+    check_shared_memory(slots_of, memory, residents)
     registers = consumer_registers(plan.consumers, residents)
     check_registers(parts, list(plan.rings), registers)
     code = ScalarCode(InsertPoint.before(parts))
     for ring in plan.all_rings():
         ring.allocate(code, plan.consumers)
+    plan.turns.allocate(code, plan.consumers)
     for output in outputs:
         output.allocate(code)
     consumer = ConsumerCode(plan).write()
@@ -150,7 +153,8 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
     outputs = assign_outputs(kernel, parts, dict.fromkeys(rings.values()))
     released = released_after(staged, companions)
     check_slots(parts.body.block, rings, released)
-    return Plan(parts, rings, exchanges, companions, outputs, released)
+    turns = assign_turns(parts, outputs)
+    return Plan(parts, rings, exchanges, companions, outputs, turns, released)
 
 
 def describe(
