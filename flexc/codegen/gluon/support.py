@@ -305,6 +305,32 @@ def unpack_pairs(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.convert_layout(pairs.to(DTYPE, bitcast=True), LAYOUT, assert_trivial=True)
 
 
+@constexpr_function
+def add_code(is_masked):
+    """Return the PTX that adds two elements to memory, if a mask says so."""
+    test = "setp.ne.b32 p, $6, 0;" if is_masked else "setp.eq.b32 p, 0, 0;"
+    add = "@p red.relaxed.gpu.global.add.v2.f32 [$2], {$4, $5};"
+    return f"{{ .reg .pred p; {test} {add} mov.b32 $0, 0; mov.b32 $1, 0; }}"
+
+
+@gluon.jit
+def add_pairs(pointers, tile, mask=None):
+    """Add a tile in the layout of a product to memory, atomically.
+
+    Triton adds one element at a time. In this layout, elements 2 i and 2 i + 1 of a
+    thread are neighbours in a row, and the first one's address is a multiple of 8.
+    """
+    # Pointers and floats have no common type.
+    inputs = (pointers, tile.to(gl.int32, bitcast=True))
+    if mask is not None:
+        inputs += (mask.to(gl.int32),)
+    IS_MASKED: gl.constexpr = mask is not None
+    REGISTERS: gl.constexpr = "=r,=r,l,l,r,r,r,r" if IS_MASKED else "=r,=r,l,l,r,r"
+    gl.inline_asm_elementwise(
+        add_code(IS_MASKED), REGISTERS, inputs, dtype=gl.int32, is_pure=False, pack=2
+    )
+
+
 @gluon.jit
 def await_progress(progress, program, least, known):
     """Wait until a program's progress is at least a number, and return its progress.

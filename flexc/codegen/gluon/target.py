@@ -104,10 +104,10 @@ def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
 
 
 GLUON_WORDS = (
-    "add_out await_progress await_writes barriers copy_in copy_out fence_async_shared "
-    "gl gluon keep_columns mbarrier pack_pairs partial_sums pass_turn read_diagonals "
-    "report_progress take_turn tile_of tma unpack_pairs vector_of warpgroup_mma "
-    "warpgroup_mma_wait widen"
+    "add_out add_pairs await_progress await_writes barriers copy_in copy_out "
+    "fence_async_shared gl gluon keep_columns mbarrier pack_pairs partial_sums "
+    "pass_turn read_diagonals report_progress take_turn tile_of tma unpack_pairs "
+    "vector_of warpgroup_mma warpgroup_mma_wait widen"
 )
 
 COPIES = schedule.CopyInOp | schedule.CopyOutOp
@@ -153,6 +153,7 @@ class GluonPrinter(TilePrinter):
         tile.WidenOp: "widen",
         tile.ReadDiagonalsOp: "read_diagonals",
     }
+    add_atomically: ClassVar[str | None] = "add_pairs"
     unnamed: ClassVar[str] = "x"
 
     _roles: list[str] = field(default_factory=list[str], init=False)

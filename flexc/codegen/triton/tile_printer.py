@@ -73,6 +73,8 @@ class TilePrinter(PythonPrinter):
         tile.AwaitKernelsOp: "await_kernels",
     }
     """Ops that print as calls of functions of the support module."""
+    add_atomically: ClassVar[str | None] = None
+    """The function of the support module for atomic additions, or None."""
 
     def layout_args(self, type_: Attribute) -> tuple[str, ...]:
         """Return the layout arguments of a function that makes a tile."""
@@ -120,7 +122,7 @@ class TilePrinter(PythonPrinter):
     def support_name(self, op: Operation) -> str | None:
         """Return the function of the support module that an op's statement calls."""
         if isinstance(op, tile.ScatterAddOp) and op.atomic is not None:
-            return None
+            return self.add_atomically
         return self.support.get(type(op))
 
     def print_entry(self, kernel: tile.KernelOp) -> str:
@@ -236,8 +238,8 @@ class TilePrinter(PythonPrinter):
         place = " + ".join(self.args(op.memref, op.base, op.offsets))
         mask = () if op.mask is None else (f"mask={self.name(op.mask)}",)
         args = place, self.name(op.value), *mask
-        if op.atomic is None:
-            self.line(f"add_to({', '.join(args)})")
+        if (name := self.support_name(op)) is not None:
+            self.line(f"{name}({', '.join(args)})")
         else:
             self.line(self.call("atomic_add", *args, 'sem="relaxed"'))
 

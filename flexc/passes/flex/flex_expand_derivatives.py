@@ -12,8 +12,8 @@ function. It launches kernels, each a function of its own, and finishes their re
 - one `flex.scatter_sums` for each read.
 
 The gradients of key and value may be sums in memory, to which programs of each query
-head add (`per_query_head`). A kernel over the rows of keys then rounds them. This is
-always so if one pass computes `ordered` gradients and heads share keys.
+head add (`per_query_head`). A kernel over the rows of keys then rounds them. If
+gradients are `ordered` and heads share keys, one pass needs such programs.
 
 With `one_pass` one kernel computes the gradients of query, key and value. The kernel
 visits each pair once and computes five products instead of seven. It adds the sums by
@@ -254,11 +254,11 @@ class Expansion:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
         by_keys = self.one_pass == "keys" and self.has_both_sides and not op.tangents
-        self.host.per_query_head = op.per_query_head is not None
-        if op.ordered is not None:
-            # Programs that wait for each other should be short. Without a wait, the
-            # order of additions varies.
-            self.host.per_query_head = by_keys and op.paired_heads is None
+        own_head, ordered = op.per_query_head is not None, op.ordered is not None
+        if ordered and not own_head and op.paired_heads is None:
+            by_keys = False
+        # Two kernels add in any order.
+        self.host.per_query_head = own_head and (by_keys or not ordered)
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (
             self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]

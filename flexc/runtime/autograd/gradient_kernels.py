@@ -136,7 +136,7 @@ class DerivativeFacts:
         for_gpu = self.call.computed_by.for_gpu
         if query.shape[:2] == key.shape[:2]:
             found["paired_heads"] = UnitAttr()
-        elif for_gpu and has_few_programs(query, key, self.simple):
+        elif for_gpu and has_programs_of_heads(self.call, self.simple):
             found["per_query_head"] = UnitAttr()
         if for_gpu and query.size(2) % LENGTH_MULTIPLE == 0:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
@@ -213,7 +213,7 @@ class DerivativeRun(DerivativeFacts):
         args += [moving[n] if n in moving else self.ready(t) for n, t in along.items()]
         batch, heads, q_len = call.query.shape[:3]
         sizes = Sizes(batch, heads, q_len, call.key.size(2))
-        point = Point(sizes, call.deterministic, call.query)
+        point = Point(sizes, call.deterministic, call.query, call.key)
         return program.run(args, point)
 
     def ready(self, tensor: Tensor) -> Tensor:
@@ -243,11 +243,22 @@ KEYS_OF_PROGRAM = 128
 LEAST_WORK = 1 << 34
 """The multiplications of a product of all pairs below which programs end early anyway.
 
-To launch the additions of parts takes the host longer than such programs run.
+To fill sums with zeros, and to round them, takes the host longer than they run.
 """
 
 LEAST_BUSY = 0.8
 """The share of the time in which a multiprocessor should run a program."""
+
+
+def has_programs_of_heads(
+    call: Attention, simple: Callable[[], flex.AttentionOp]
+) -> bool:
+    """Return True if gradients of keys that heads share have programs of each head.
+
+    Programs that add to the query's gradient in a fixed order wait for each other, so
+    they should be short. `simple` returns the simplified attention op.
+    """
+    return call.deterministic or has_few_programs(call.query, call.key, simple)
 
 
 def has_few_programs(
@@ -255,7 +266,7 @@ def has_few_programs(
 ) -> bool:
     """Return True if too few programs own keys, and sums of all heads that read them.
 
-    Programs of one query head are more and shorter. Their sums are added up later.
+    Programs of one query head are more and shorter. They add to sums in memory.
     `simple` returns the simplified attention op.
     """
     batch, heads, kv_len = key.shape[:3]

@@ -88,6 +88,7 @@ class Point:
     sizes: Sizes
     deterministic: bool
     query: Tensor
+    key: Tensor
 
     @property
     def device(self) -> torch.device:
@@ -252,14 +253,14 @@ class Launch:
         sizes: tuple[int, int, int],
     ) -> Tensor:
         """Allocate a whole result. `sizes` are the sizes of the grid of a part."""
-        if result.kind == SumKind.MATRIX:
-            rows = args[0]
-            if rows.shape[:3] == point.query.shape[:3] and not self.visits_pairs:
-                rows = point.query
-            found = like_rows(rows, result.dim, result.dtype)
-            return found.zero_() if self.per_query_head else found
+        adds = self.per_query_head and result.kind == SumKind.MATRIX
+        if result.kind == SumKind.MATRIX and not adds:
+            rows = self.layout(args, point)
+            return like_rows(rows, result.dim, result.dtype)
         heads = point.sizes.batch, point.sizes.heads
-        if result.kind == SumKind.COLUMN_MATRIX:
+        if adds:
+            shape: tuple[int, ...] = (*args[0].shape[:3], result.dim)
+        elif result.kind == SumKind.COLUMN_MATRIX:
             assert self.key is not None
             shape = (sizes[0], *args[self.key].shape[:3], result.dim)
             if sizes[0] == 1:  # The only part is the sum.
@@ -269,8 +270,16 @@ class Launch:
             shape = self.diagonals(*heads, sizes, point.sizes)
         else:
             return aligned_rows(heads, args[0].size(2), result.dtype, point.device)
-        # A kernel adds to sums by column and to sums along diagonals.
+        # A kernel adds to sums by column, along diagonals and of several query heads.
         return torch.zeros(shape, dtype=result.dtype, device=point.device)
+
+    def layout(self, args: Sequence[Any], point: Point) -> Tensor:
+        """Return the tensor whose memory layout the rows of matrices have."""
+        if self.visits_pairs:
+            return args[0]
+        # Rows are mapped to rows of the same side.
+        is_query = args[0].shape[:3] == point.query.shape[:3]
+        return point.query if is_query else point.key
 
     def part(self, result: Result, chunk: Chunk, point: Point) -> Tensor:
         """Allocate a part of a result."""

@@ -28,7 +28,7 @@ from flexc.passes.scalar import Proven, WhyNot
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
-from flexc.runtime.autograd.gradient_kernels import has_few_programs, ways
+from flexc.runtime.autograd.gradient_kernels import has_programs_of_heads, ways
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.kernels.driver import convert_for
@@ -37,7 +37,7 @@ BlockSource = Literal["no mask", "bounds", "tables", "every pair"]
 
 QUERIES = "blocks of queries"
 
-PARTS = "computed for each query head, then added up in fp32"
+BY_HEAD = "added by atomics in {} order, by programs of each query head, in fp32"
 
 ONE_PASS = (
     "added by atomics in {} order, by the kernel that computes key and value; summed "
@@ -101,8 +101,8 @@ class GradientFacts:
     one_pass: bool = False
     """True if a GPU's kernel adds to the query's gradient while it computes those of
     key and value, provided that a schedule suits the mods."""
-    parts: bool = False
-    """True if the gradients of key and value have a part for each query head."""
+    by_head: bool = False
+    """True if programs of each query head add to the gradients of key and value."""
 
     @property
     def heading(self) -> str:
@@ -114,10 +114,11 @@ class GradientFacts:
         """Yield the names and texts of the lines to print."""
         for captured in self.captured:
             yield captured.name, str(captured)
+        order = "a fixed" if self.deterministic else "any"
         if self.one_pass:
-            yield "query", ONE_PASS.format("a fixed" if self.deterministic else "any")
-        if self.parts:
-            yield "key, value", PARTS
+            yield "query", ONE_PASS.format(order)
+        if self.by_head:
+            yield "key, value", BY_HEAD.format(order)
         yield QUERIES, f"{self.way}: {self.why}"
 
 
@@ -131,8 +132,9 @@ def gradients_of(subject: Subject) -> GradientFacts:
     one_pass = computes_in_one_pass(subject)
     found = queries_of_keys(subject)
     varies |= one_pass and not subject.call.deterministic
-    parts = adds_parts(subject, one_pass)
-    return GradientFacts(captured, *found, not varies, one_pass, parts)
+    by_head = adds_by_head(subject, one_pass)
+    varies |= by_head and not subject.call.deterministic
+    return GradientFacts(captured, *found, not varies, one_pass, by_head)
 
 
 def computes_in_one_pass(subject: Subject) -> bool:
@@ -144,15 +146,15 @@ def computes_in_one_pass(subject: Subject) -> bool:
     return "keys" in ways(call, build, lambda: subject.simple, ())
 
 
-def adds_parts(subject: Subject, one_pass: bool) -> bool:
-    """Return True if a GPU adds up parts of a key's gradient, one for each head."""
+def adds_by_head(subject: Subject, one_pass: bool) -> bool:
+    """Return True if a GPU's programs of each query head add to gradients of keys."""
     call = subject.call
     wants = call.key.requires_grad or call.value.requires_grad
     shares = call.query.shape[:2] != call.key.shape[:2]
     if not (wants and shares and subject.compiled.build.for_gpu):
         return False
-    in_order = one_pass and call.deterministic
-    return in_order or has_few_programs(call.query, call.key, lambda: subject.simple)
+    has_own = has_programs_of_heads(call, lambda: subject.simple)
+    return has_own and (one_pass or not call.deterministic)
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:

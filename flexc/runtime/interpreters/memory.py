@@ -179,10 +179,15 @@ def write_storage(
         flat[offsets[valid]] = value[valid]
 
 
-def add_to_storage(memref: Tensor, offsets: Tensor, value: Tensor) -> None:
-    """Add elements at flat offsets, all of which exist and differ."""
+def add_to_storage(
+    memref: Tensor, offsets: Tensor, value: Tensor, valid: Tensor | None = None
+) -> None:
+    """Add elements at flat offsets, where valid; these exist and differ."""
     verify_same_dtype(value, memref)
     flat = storage(memref)
+    if valid is not None:
+        valid = valid.expand(offsets.shape)
+        offsets, value = offsets[valid], value[valid]
     offsets = checked_offsets(flat, offsets, None)
     if offsets.unique().numel() != offsets.numel():
         raise InterpretationError("expected to add to each element once")

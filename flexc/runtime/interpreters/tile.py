@@ -186,6 +186,7 @@ class TileFunctions(InterpreterFunctions):
             turn = [progress, own, done]
         if op.count is not None:
             value = value[: int(indices.pop())]
+        at_switch(interpreter)
         add_tile(value, memref, indices, op.checked.get_values())
         if turn:
             report_progress(*turn)
@@ -210,8 +211,9 @@ class TileFunctions(InterpreterFunctions):
     def run_scatter_add(
         self, interpreter: Interpreter, op: tile.ScatterAddOp, args: PythonValues
     ) -> PythonValues:
-        value, memref, base, offsets = args
-        add_to_storage(memref, base + offsets.to(torch.int64), value)
+        value, memref, base, offsets, *mask = args
+        offsets = base + offsets.to(torch.int64)
+        add_to_storage(memref, offsets, value, mask[0] if mask else None)
         return ()
 
     @impl(tile.MapOp)

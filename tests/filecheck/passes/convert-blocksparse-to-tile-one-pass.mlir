@@ -12,7 +12,7 @@
 // and values of pairs are scaled before they are rounded.
 // TRITON: triton has no blocksparse.pair_sums with sums by column
 // CHECK-LABEL: tile.kernel @both
-// CHECK-SAME: grid affine_map<(d0, d1, d2) -> (d0, d2, d1)> attributes {sums = "#flex.sum<matrix {{\[\[}}0, 0]]>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>", rows = "queries", {{.*}}grid_of = 5 : i32
+// CHECK-SAME: grid affine_map<(d0, d1, d2) -> (d0, d2, d1)> attributes {sums = "#flex.sum<matrix {{\[\[}}0, 0]]>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>", rows = "queries", {{.*}}grid_of = array<i32: 5, 5, 5>
 // CHECK: %part = tile.program_id 0
 // CHECK-NEXT: %kv_h = tile.program_id 1
 // CHECK-NEXT: %kv_b = tile.program_id 2
@@ -103,7 +103,7 @@ func.func @some_rows(%q : !m, %k : !m, %first : i32, %scale : f32) -> (!p, !p, !
 // block of them, and has what they read in the place of what they make.
 // CHECK-NOT: tile.kernel @made
 // CHECK-LABEL: tile.kernel @made
-// CHECK-SAME: %q : {{.*}}, %k : {{.*}}, %out : {{.*}}, %lse : {{.*}}, %rest : {{.*}}, %scale : f32 {{.*}}, %dq : memref<{{.*}}, %dk : memref<{{.*}}grid_of = 7 : i32
+// CHECK-SAME: %q : {{.*}}, %k : {{.*}}, %out : {{.*}}, %lse : {{.*}}, %rest : {{.*}}, %scale : f32 {{.*}}, %dq : memref<{{.*}}, %dk : memref<{{.*}}grid_of = array<i32: 7, 7, 7>
 // CHECK: tile.dim %q, 2
 // CHECK: scf.for %n =
 // CHECK: tile.load %q[%q_b, %q_h, %row_start, %{{.*}}] checked [0]

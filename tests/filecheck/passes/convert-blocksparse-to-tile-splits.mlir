@@ -10,7 +10,7 @@
 // CHECK-LABEL: tile.kernel @split
 // CHECK-SAME: %splits : i32 #tile.param<argument 4>
 // CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 128), d1, d0)>
-// CHECK-SAME: grid_of = 5 : i32
+// CHECK-SAME: grid_of = array<i32: 5, 5, 5>
 // CHECK: %result_b = tile.program_id 2
 // CHECK-NEXT: %b = arith.divsi %result_b, %splits
 // CHECK-NEXT: %[[BEFORE:.*]] = arith.muli %b, %splits
@@ -53,7 +53,7 @@ func.func @split(%q : !h, %scale : f32, %splits : i32) -> (!m, !r, !r) {
 // the last both numbers are -inf, and of one that weighs nothing not even NaN counts.
 // CHECK-LABEL: tile.kernel @combine
 // CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 1), d1, d0)>
-// CHECK-SAME: grid_of = 3 : i32
+// CHECK-SAME: grid_of = array<i32: 3, 3, 3>
 // CHECK: %splits = tile.dim %outs, 3
 // CHECK: scf.for
 // CHECK: tile.load %shift[{{.*}}, %first] checked [1] {{.*}} -> !tile.tile<1x64xf32>

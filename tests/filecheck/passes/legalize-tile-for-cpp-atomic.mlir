@@ -1,7 +1,7 @@
 // RUN: not flexc-opt %s -p legalize-tile-for-cpp 2>&1 | filecheck %s
 
 // Without atomics, additions of other programs would be lost.
-// CHECK: tile.add_to: is atomic or checked, which needs a schedule with roles
+// CHECK: tile.add_to: is atomic or checked, which a CPU's kernels cannot do
 tile.kernel @added(%sums : memref<?x?x64x64xf32> #tile.param<argument 0>, %z : f32 #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %c0 = arith.constant 0 : i32

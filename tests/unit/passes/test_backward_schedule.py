@@ -15,7 +15,7 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
-from flexc.dialects.flex import element_type
+from flexc.dialects.tile import element_of
 from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
@@ -55,7 +55,7 @@ def backward(
     one_pass: OnePass = "keys",
     trusted: bool = False,
     ordered: bool = False,
-    parts: bool = False,
+    per_query_head: bool = False,
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
     """Return a case's backward in kernels of `flex`, its arguments and gradients."""
     queries, keys = lengths
@@ -81,7 +81,7 @@ def backward(
         facts.append(("paired_heads", UnitAttr()))
     if ordered:
         facts.append(("ordered", UnitAttr()))
-    if parts:
+    if per_query_head or (ordered and heads[0] != heads[1]):
         facts.append(("per_query_head", UnitAttr()))
     for op in module.walk() if trusted else ():
         if isinstance(op, flex.AttentionOp):
@@ -189,29 +189,53 @@ def test_heads_that_share_keys_have_one_loop(case: str) -> None:
         assert sum(isinstance(op, scf.ForOp) for op in role.walk()) == 1
 
 
-PARTED = ["causal", "alibi", "documents_per_batch", "soft_cap"]
+SHARED = ["causal", "alibi", "documents_per_batch", "soft_cap"]
 
 
-@pytest.mark.parametrize(("case", "one_pass"), in_turn(PARTED, ["keys", "none"]))
-def test_parts_of_heads_are_added_up(case: str, one_pass: OnePass) -> None:
-    _, _, wanted = backward(case, (6, 2), one_pass=one_pass)
-    module, args, found = backward(case, (6, 2), one_pass=one_pass, parts=True)
+@pytest.mark.parametrize(("case", "one_pass"), in_turn(SHARED, ["keys", "none"]))
+@pytest.mark.parametrize("keys", [150, 256])
+def test_query_heads_add_to_shared_sums(
+    case: str, one_pass: OnePass, keys: int
+) -> None:
+    lengths = 200, keys
+    _, _, wanted = backward(case, (6, 2), lengths=lengths, one_pass=one_pass)
+    module, args, found = backward(
+        case, (6, 2), lengths=lengths, one_pass=one_pass, per_query_head=True
+    )
     check(found, wanted)
     kernels = scheduled(module)
-    assert sum(isinstance(op, flex.SumHeadsOp) for op in kernels.walk()) == 2
+    assert len(added_sums(kernels)) == 2
     check(run_module(kernels, args, interleaving=1), wanted)
 
 
-def test_programs_of_queries_have_no_parts() -> None:
-    module, _, _ = backward("causal", (6, 2), one_pass="queries", parts=True)
-    assert not any(isinstance(op, flex.SumHeadsOp) for op in module.walk())
+def added_sums(kernels: ModuleOp) -> list[tile.AddToOp]:
+    """Return the additions of sums, which are atomic, to sums of other programs.
+
+    They are not rounded: where sums cancel, rounded ones would be far off.
+    """
+    found = [op for op in kernels.walk() if isinstance(op, tile.AddToOp)]
+    assert all(op.atomic is not None for op in found)
+    assert all(element_of(op.value.type) == f32 for op in found)
+    return found
 
 
-def test_parts_of_heads_are_not_rounded() -> None:
-    """Parts that cancel would have the error of rounded parts, far above the sum's."""
-    module, _, _ = backward("causal", (6, 2), parts=True)
-    added = [op for op in module.walk() if isinstance(op, flex.SumHeadsOp)]
-    assert [element_type(op.sums) for op in added] == [f32, f32]
+def test_programs_of_queries_add_to_no_shared_sums() -> None:
+    module, _, _ = backward("causal", (6, 2), one_pass="queries", per_query_head=True)
+    sums = [op for op in module.walk() if isinstance(op, flex.PairSumsOp)]
+    assert sums
+    assert all(op.per_query_head is None for op in sums)
+
+
+@pytest.mark.parametrize("one_pass", ["none", "keys"])
+def test_sums_without_order_are_not_shared_if_bits_must_be_equal(
+    one_pass: OnePass,
+) -> None:
+    module, _, _ = backward("causal", (6, 2), one_pass=one_pass, ordered=True)
+    sums = [op for op in module.walk() if isinstance(op, flex.PairSumsOp)]
+    assert [op.per_query_head is not None for op in sums] == [
+        op.ordered is not None for op in sums
+    ]
+    assert any(op.ordered is not None for op in sums) == (one_pass == "keys")
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -255,12 +279,15 @@ return the query's slot last.
 def is_implied(op: Operation) -> bool:
     """Return True for a wait that another implies, and for that of a first tile.
 
-    So is the return of a slot after the last addition: nobody fills it again.
+    So is the return of a slot after the last addition: nobody fills it again. That the
+    writer awaits consumers' additions is seen in how programs run beside each other
+    (`test_ordered_sums`).
     """
     role = op.parent_op()
     if isinstance(role, RoleOp) and role.label.data == "writer":
         is_wait = isinstance(op, AwaitCopiesOp) and op.written is None
-        return is_wait or isinstance(op, ArriveOp)
+        is_turn = isinstance(op, AwaitOp) and op.barriers.name_hint == "added"
+        return is_wait or is_turn or isinstance(op, ArriveOp)
     if not isinstance(op, AwaitOp):
         return False
     is_first = isinstance(op.parent_op(), RoleOp) and int_constant(op.parity) == 1
@@ -268,15 +295,18 @@ def is_implied(op: Operation) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("overlap", "ordered"),
+    ("heads", "overlap", "ordered"),
     [
-        pytest.param(True, False, id="overlap"),
-        pytest.param(True, True, id="in order"),
-        pytest.param(False, False, id="simple", marks=pytest.mark.slow),
+        pytest.param((4, 1), True, False, id="overlap"),
+        pytest.param((2, 2), True, True, id="in order"),
+        pytest.param((2, 1), True, True, id="in order of heads"),
+        pytest.param((4, 1), False, False, id="simple", marks=pytest.mark.slow),
     ],
 )
-def test_no_signal_can_be_left_out(overlap: bool, ordered: bool) -> None:
-    heads, queries = ((2, 2), 500) if ordered else ((4, 1), 200)
+def test_no_signal_can_be_left_out(
+    heads: tuple[int, int], overlap: bool, ordered: bool
+) -> None:
+    queries = 500 if ordered else 200
     module, args, _ = backward("causal", heads, lengths=(queries, 150), ordered=ordered)
     kernel = scheduled(module, overlap)
     for number, op in enumerate(signals(kernel)):

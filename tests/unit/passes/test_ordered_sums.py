@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects import func
+from xdsl.ir import Operation
 from xdsl.rewriter import Rewriter
 
 from flexc.dialects.tile import AwaitProgressOp
-from flexc.dialects.tile.schedule import RoleOp
+from flexc.dialects.tile.schedule import AwaitOp, RoleOp
 from flexc.errors import ScheduleError
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
@@ -95,7 +96,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         values: Tensor, memref: Tensor, indices: Sequence[Tensor], _: Any
     ) -> None:
         if values.any():  # Zeros change nothing, in any order.
-            found.note("add", tuple(map(int, indices)))
+            found.note("add", (memref.data_ptr(), *map(int, indices)))
 
     wrapped(
         tile, "await_progress", lambda _, p, n, __: found.note("await", int(p), int(n))
@@ -104,6 +105,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         tile, "report_progress", lambda _, p, n: found.note("report", int(p), int(n))
     )
     wrapped(synchronization, "add_tile", added)
+    wrapped(tile, "add_tile", added)
     run = host_ops.program
 
     def program(*args: Any) -> AbstractContextManager[Any]:
@@ -270,6 +272,38 @@ def test_no_wait_can_be_left_out(case: str, what: str, recorder: Recorder) -> No
     wait.erase()
     run_module(kernel, args)
     assert not has_one_order(recorder.programs)
+
+
+@pytest.mark.parametrize("kind", [AwaitProgressOp, AwaitOp])
+def test_heads_that_share_sums_wait_for_each_other(
+    kind: type[AwaitProgressOp | AwaitOp], recorder: Recorder
+) -> None:
+    """Consumers await the head before theirs, and the writer awaits consumers."""
+    module, args, _ = backward("causal", (4, 2), ordered=True)
+    kernel = scheduled(module)
+    run_module(kernel, args)
+    assert has_one_order(recorder.programs)
+    role = {AwaitProgressOp: "consumer", AwaitOp: "writer"}[kind]
+    waits = [op for op in role_of(kernel, role).walk() if isinstance(op, kind)]
+    if kind is AwaitOp:
+        waits = [op for op in waits if op.operands[0].name_hint == "added"]
+    assert len(waits) == 2
+    for wait in waits:
+        if isinstance(wait, AwaitProgressOp):
+            wait.seen.replace_all_uses_with(wait.known)
+        wait.detach()
+        wait.erase()
+    orders: list[bool] = []
+    for interleaving in range(8):
+        recorder.programs.clear()
+        run_module(kernel, args, interleaving=interleaving)
+        orders.append(has_one_order(recorder.programs))
+    assert not all(orders)
+
+
+def role_of(kernel: Operation, name: str) -> RoleOp:
+    roles = (op for op in kernel.walk() if isinstance(op, RoleOp))
+    return next(op for op in roles if op.label.data == name)
 
 
 def test_segments_that_were_not_merged_have_no_order() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from flexc.runtime.attention.call import Attention, read_signature
 from flexc.runtime.autograd.gradient_kernels import DerivativeFacts
-from flexc.runtime.explain.gradients import PARTS, gradients_of
+from flexc.runtime.explain.gradients import BY_HEAD, gradients_of
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.arguments import Outputs
 from flexc.runtime.inputs.options import Choices
@@ -33,7 +33,7 @@ def call_of(
 
 
 @pytest.mark.parametrize(
-    ("case", "batch", "heads", "length", "deterministic", "parts"),
+    ("case", "batch", "heads", "length", "deterministic", "by_head"),
     [
         ("causal", 2, (16, 1), 8192, False, True),  # 128 programs
         ("dense", 2, (16, 1), 8192, False, False),
@@ -47,19 +47,20 @@ def call_of(
         ("causal", 1, (2, 2), 4096, True, False),
     ],
 )
-def test_parts_of_query_heads(
+def test_programs_of_query_heads(
     case: str,
     batch: int,
     heads: tuple[int, int],
     length: int,
     deterministic: bool,
-    parts: bool,
+    by_head: bool,
 ) -> None:
     """Where few programs would own keys, or programs add in a fixed order."""
     call = call_of(case, batch, heads, length, deterministic)
     facts = DerivativeFacts(call).facts([])
     assert ("ordered" in facts) == deterministic
     assert ("paired_heads" in facts) == (heads[0] == heads[1])
-    assert ("per_query_head" in facts) == (parts and not deterministic)
+    assert ("per_query_head" in facts) == by_head
     lines = dict(gradients_of(Subject.of(call)).lines())
-    assert (lines.get("key, value") == PARTS) == parts
+    order = "a fixed" if deterministic else "any"
+    assert lines.get("key, value") == (BY_HEAD.format(order) if by_head else None)

@@ -120,6 +120,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.own_heads = code.insert(tile.DimOp(of_heads, 1), "own_heads")
         part_rows, part_heads = self.part()
         b, h, block = self.tile_position(part_rows, self.column_len, part_heads)
+        if self.op.per_query_head is not None:
+            h = self.apart(h)
         self.row_block = block
         start = code.mul(block, code.const(self.block_m), "row_start")
         self.stored = TileOrigin(b, h, start)
@@ -129,6 +131,18 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.rows = TileOrigin(*place)
         if self.op.per_query_head is not None:
             self.key_rows = self.of_key(self.rows, self.op.rows[0])
+
+    def apart(self, number: SSAValue) -> SSAValue:
+        """Return the query head of this number, in an order by which sharers are apart.
+
+        The first heads of all heads of keys come first, then all second ones. So
+        programs that add to the same sums do not end at the same time.
+        """
+        code = self.code
+        kv_heads = code.insert(tile.DimOp(self.args[self.op.rows[0]], 1), "kv_heads")
+        group = code.div(self.own_heads, kv_heads, "group")
+        first = code.mul(code.rem(number, kv_heads), group)
+        return code.add(first, code.div(number, kv_heads), "h")
 
     def part(self) -> tuple[SSAValue, SSAValue]:
         """Return the numbers of rows and heads of the grid: those of the results."""

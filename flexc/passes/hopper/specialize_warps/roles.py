@@ -428,8 +428,8 @@ class ConsumerCode(RoleCode):
         return view
 
     def finish(self) -> None:
-        """Append the wait for all copies out of shared memory."""
-        if self.plan.outputs:
+        """Append the wait for all of the consumer's copies out of shared memory."""
+        if self.plan.outputs.keys() - self.plan.outgoing.keys():
             self.code.builder.insert(AwaitCopiesOp(0))
 
 

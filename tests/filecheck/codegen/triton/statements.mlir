@@ -90,6 +90,7 @@ tile.kernel @bits(%x : f32 #tile.param<argument 0>)
 // CHECK: x = tl.full([16, 16], z, tl.float32)
 // CHECK-NEXT: diagonals_1 = diagonals(x)
 // CHECK-NEXT: add_to(out + 0 + at, diagonals_1)
+// CHECK-NEXT: tl.atomic_add(out + 0 + at, diagonals_1, sem="relaxed")
 tile.kernel @sums(%z : f32 #tile.param<argument 0>,
                   %out : memref<?xf32> #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
@@ -99,5 +100,6 @@ tile.kernel @sums(%z : f32 #tile.param<argument 0>,
   %x = tile.full %z : f32 -> !tile.tile<16x16xf32>
   %diagonals = tile.diagonals %x : !tile.tile<16x16xf32> -> !tile.tile<32xf32>
   tile.scatter_add %diagonals, %out[%base + %at] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  tile.scatter_add atomic %diagonals, %out[%base + %at] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   tile.return
 }

@@ -132,6 +132,24 @@ func.func @per_query_head(%q : !m, %scale : f32) {
 // -----
 
 !m = tensor<?x?x?x8xf32>
+!n = tensor<?x?x?x8xbf16>
+
+func.func @per_query_head(%q : !m, %scale : f32) {
+  // CHECK: per_query_head expects sums of f32, got bf16
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m)
+      scale(%scale : f32) -> !n {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>], transposed, per_query_head}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
 
 func.func @ordered(%q : !m, %scale : f32) {
   // CHECK: ordered expects rows of keys, and a sum by column
@@ -654,14 +672,6 @@ func.func @shared_in_order(%q : !m, %scale : f32) {
     %t = arith.constant true
     flex.yield %t : i1
   }
-  func.return
-}
-
-// -----
-
-func.func @heads(%x : tensor<?x?x?x8xf32>, %y : tensor<?x?x?x4xf32>) {
-  // CHECK: expects equal head dims, got [8, 4, 8]
-  %z = flex.sum_heads %x of %y : tensor<?x?x?x8xf32>, tensor<?x?x?x4xf32> -> tensor<?x?x?x8xf32>
   func.return
 }
 

@@ -131,6 +131,8 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
       : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   // CHECK-NEXT: tile.scatter_add %g, %out[%base + %rows] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   tile.scatter_add %g, %out[%base + %rows] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  // CHECK-NEXT: tile.scatter_add atomic %g, %out[%base + %rows] if %{{.*}} : !tile.tile<32xi1> : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  tile.scatter_add atomic %g, %out[%base + %rows] if %inside : !tile.tile<32xi1> : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   // CHECK-NEXT: %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
   %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
   // CHECK-NEXT: %e = tile.diagonals %acc count %c0 transposed : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
