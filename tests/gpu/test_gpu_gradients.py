@@ -244,9 +244,10 @@ TYPES = [(BF16, 128), (BF16, 256), (FP16, 64), (BF16, 20), (torch.float32, 64)]
 def test_few_programs(
     case: str, dtype: torch.dtype, head_dim: int, few_programs: list[int]
 ) -> None:
-    """Programs of each query head add to sums."""
+    """Programs of each query head add to sums, in any order."""
     call = call_of(case, Sizes(2, 8, 2, 201, 334, head_dim, head_dim), dtype)
-    check_gradients(call)
+    # Memory is filled only where gradients are deterministic.
+    check_gradients(call, poison=False)
     assert all(few_programs)
     assert few_programs
 
