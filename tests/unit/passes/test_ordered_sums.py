@@ -222,6 +222,11 @@ def test_masks_of_any_bounds(
     assert has_one_order(recorder.programs)
 
 
+def positions(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A score that needs the sequence of each key, also in blocks without a mask."""
+    return score + (k - q) / 64
+
+
 @pytest.mark.parametrize("keys", [None, [50, 300, 0, 250, 100]])
 @pytest.mark.parametrize("name", ["none", "anticausal", "window_by_sequence"])
 def test_packed_sequences(
@@ -230,7 +235,8 @@ def test_packed_sequences(
     recorder: Recorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mods = packed_mods(None, PACKED[name], sequences([130, 0, 70, 300, 200], keys))
+    score = positions if name == "none" else None
+    mods = packed_mods(score, PACKED[name], sequences([130, 0, 70, 300, 200], keys))
     monkeypatch.setitem(CORPUS, name, SimpleNamespace(factory=lambda *_: mods))
     module, args, wanted = backward(name, (2, 2), lengths=(700, 700), ordered=True)
     check(run_module(scheduled(module), args), wanted)

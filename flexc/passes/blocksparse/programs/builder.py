@@ -86,12 +86,6 @@ class Visit:
     """The number of leading columns that are visited; None for the whole block."""
     is_inside: bool = False
     """True if the block is known to have no column beyond the last."""
-    has_all_rows: bool = False
-    """True if the block is known to have no row beyond the last."""
-
-    def within(self, rows: bool) -> Visit:
-        """Return the visit of a block without columns, and `rows`, beyond the last."""
-        return replace(self, is_inside=True, has_all_rows=rows)
 
     @property
     def sticks_out(self) -> bool:

@@ -224,7 +224,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         if some_are_dead is None or (has_mask and visit.masked is None):
             found = partial()
         else:
-            whole = visit.within(rows=self.sums_rows)
+            whole = replace(visit, is_inside=True)
             found = self.branch(
                 some_are_dead,
                 partial,

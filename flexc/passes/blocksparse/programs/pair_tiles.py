@@ -358,8 +358,9 @@ class PairKernelBuilder(SegmentKernelBuilder):
         inside = None
         if visit.sticks_out and masks:
             inside = code.cmp("slt", column, column_len)
-        reads_rows = self.trusts_captures and not visit.has_all_rows
-        if self.checked and (self.needs_rows or reads_rows):
+        # What mods read by row alone is read before loops, also where a branch in the
+        # loop is for blocks without rows beyond the last.
+        if self.checked and (self.needs_rows or self.trusts_captures):
             if self.needs_rows:
                 exists = code.cmp("slt", row, row_len)
                 inside = exists if inside is None else code.and_(inside, exists)
