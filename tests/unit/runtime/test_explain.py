@@ -316,7 +316,7 @@ def test_mods_without_names_are_named_by_kind() -> None:
 def test_sizes_by_position_and_by_name() -> None:
     options: Any = {"device": "cpu", "dtype": torch.float32}
     by_place = flexc.explain(causal, None, 3, 200, 100, **options)
-    assert by_place.classes.shape == (1, 3, -(-200 // PANEL), 2)
+    assert by_place.classes.shape == (1, 3, -(-200 // TILE[0]), 2)
     assert str(by_place) == str(
         flexc.explain(causal, H=3, Q_LEN=200, KV_LEN=100, **options)
     )
