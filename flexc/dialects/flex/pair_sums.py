@@ -221,7 +221,7 @@ class PairSumsLike(PairsOp):
     per_query_head = opt_prop_def(UnitAttr)
     """True if rows are keys, and each query head has programs of its own.
 
-    These programs add to MATRIX sums in memory.
+    These programs add to MATRIX sums in memory, which holds zeros before.
     """
 
     pairs = region_def("single_block")

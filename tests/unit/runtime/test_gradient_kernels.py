@@ -61,6 +61,9 @@ def test_programs_of_query_heads(
     assert ("ordered" in facts) == deterministic
     assert ("paired_heads" in facts) == (heads[0] == heads[1])
     assert ("per_query_head" in facts) == by_head
-    lines = dict(gradients_of(Subject.of(call)).lines())
+    described = gradients_of(Subject.of(call))
+    lines = dict(described.lines())
+    if by_head:
+        assert described.deterministic == deterministic
     order = "a fixed" if deterministic else "any"
     assert lines.get("key, value") == (BY_HEAD.format(order) if by_head else None)

@@ -114,23 +114,19 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         earlier = code.select(is_first, own, code.add(own, one), "earlier")
         self.order = ProgramOrder(self.progress(), own, earlier, is_first)
         if self.key_rows is not None:
-            self.order_of_heads = self.before_in_group(self.key_rows, heads, blocks)
+            self.order_of_heads = self.before_in_group(self.key_rows, blocks)
 
-    def before_in_group(
-        self, key_rows: TileOrigin, heads: SSAValue, blocks: SSAValue
-    ) -> ProgramOrder:
+    def before_in_group(self, key_rows: TileOrigin, blocks: SSAValue) -> ProgramOrder:
         """Find the program of the same rows and of the query head before this one.
 
-        `heads` is the number of heads, of all batches, before this program's head.
+        Each query head has `blocks` programs.
         """
         assert self.order is not None
         code, rows, one = self.code, self.rows, self.code.const(1)
-        kv_heads = code.insert(tile.DimOp(self.args[self.op.rows[0]], 1), "kv_heads")
-        group = code.div(self.own_heads, kv_heads, "group")
-        begins = code.cmp("eq", rows.h, code.mul(key_rows.h, group))
+        begins = code.cmp("eq", rows.h, code.mul(key_rows.h, self.group))
         is_first = code.and_(begins, code.cmp("eq", rows.b, key_rows.b))
         # If batches share a key, its heads follow those of the batch before.
-        step = code.add(code.sub(self.own_heads, group), one)
+        step = code.add(code.sub(self.own_heads, self.group), one)
         step = code.select(begins, step, one)
         own = self.order.own
         earlier = code.sub(own, code.mul(step, blocks))

@@ -48,6 +48,9 @@ Values = Sequence[SSAValue] | Mapping[int, SSAValue]
 class PairSumsKernelBuilder(PairKernelBuilder):
     """A builder of the kernel of one `blocksparse.pair_sums`."""
 
+    group: SSAValue
+    """The number of query heads that share a head of keys, of programs of one each."""
+
     def build(self) -> tile.KernelOp:
         self.locate()
         self.load_rows()
@@ -140,8 +143,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         """
         code = self.code
         kv_heads = code.insert(tile.DimOp(self.args[self.op.rows[0]], 1), "kv_heads")
-        group = code.div(self.own_heads, kv_heads, "group")
-        first = code.mul(code.rem(number, kv_heads), group)
+        self.group = code.div(self.own_heads, kv_heads, "group")
+        first = code.mul(code.rem(number, kv_heads), self.group)
         return code.add(first, code.div(number, kv_heads), "h")
 
     def part(self) -> tuple[SSAValue, SSAValue]:
