@@ -196,7 +196,7 @@ def is_atomic(op: Operation) -> TypeGuard[tile.AddToOp]:
 
 
 def adds_product(op: Operation) -> TypeGuard[tile.AddToOp]:
-    """Return True for an addition, beside those of other programs, of a product."""
+    """Return True for an atomic addition of a product, as blocks of columns have."""
     return is_atomic(op) and isinstance(op.value.owner, tile.DotOp)
 
 

@@ -49,7 +49,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
     """A builder of the kernel of one `blocksparse.pair_sums`."""
 
     group: SSAValue
-    """The number of query heads that share a head of keys, of programs of one each."""
+    """The number of query heads that share a head of keys (with `per_query_head`)."""
 
     def build(self) -> tile.KernelOp:
         self.locate()
@@ -136,9 +136,9 @@ class PairSumsKernelBuilder(PairKernelBuilder):
             self.key_rows = self.of_key(self.rows, self.op.rows[0])
 
     def apart(self, number: SSAValue) -> SSAValue:
-        """Return the query head of this number, in an order by which sharers are apart.
+        """Return the query head with this number in the order of launches.
 
-        The first heads of all heads of keys come first, then all second ones. So
+        The first query head of each head of keys comes first, then the second ones. So
         programs that add to the same sums do not end at the same time.
         """
         code = self.code
