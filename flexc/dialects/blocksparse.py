@@ -285,6 +285,11 @@ class TiledOp(flex.PairsOp):
     There are fewer where their keys and values would not share the cache. Of packed
     sequences, those of one sequence of mean length count.
     """
+    sequence_blocks = opt_prop_def(UnitAttr)
+    """True if blocks of rows and of columns begin where packed sequences begin.
+
+    Regions then get the number of a sequence as b, and positions and lengths within it.
+    """
     short_rows = opt_prop_def(UnitAttr)
     """True if rows may see few keys: fixed costs of programs and loops matter."""
     segments = region_def("single_block")

@@ -198,6 +198,11 @@ class TilePrinter(PythonPrinter):
         self.line("await_kernels()")
 
     @print_statement.register
+    def _(self, op: tile.ReturnUnlessOp) -> None:
+        with self.block(f"if not {self.name(op.condition)}"):
+            self.line("return")
+
+    @print_statement.register
     def _(self, op: tile.ProgramIdOp) -> None:
         self.assign(op.result, self.call("program_id", op.axis.value.data))
 

@@ -49,6 +49,7 @@ from flexc.dialects.flex.derivatives import (
 )
 from flexc.dialects.flex.facts import (
     FACTS,
+    LONG_SEQUENCE,
     POSITIVE,
     FloatRangeAttr,
     KeyRangesAttr,

@@ -71,6 +71,9 @@ FACTS = (
 """Properties that state proved facts about a call; every lowering keeps them."""
 
 
+LONG_SEQUENCE = 1024
+"""The mean numbers of queries and keys from which packed sequences are long."""
+
 POSITIVE = ("q_len_multiple", "kv_len_multiple", "alignment", "max_length")
 """Integer facts that must be at least 1."""
 
@@ -307,7 +310,7 @@ class PairsOp(IRDLOperation):
     pairs of one sequence only.
     """
     long_sequences = opt_prop_def(UnitAttr)
-    """True if packed sequences have many keys on average: loops over them are long."""
+    """True if packed sequences have `LONG_SEQUENCE` queries and keys on average."""
     few_keys = opt_prop_def(UnitAttr)
     """True if rows see so few keys that small programs are faster."""
     key_ranges = opt_prop_def(KeyRangesAttr)

@@ -75,6 +75,7 @@ from flexc.dialects.tile.kernel import (
     ProgramIdOp,
     ReportProgressOp,
     ReturnOp,
+    ReturnUnlessOp,
     StrideOp,
 )
 from flexc.dialects.tile.maps import (

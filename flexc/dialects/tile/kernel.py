@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import (
     MemRefType,
     StringAttr,
     TensorType,
+    i1,
     i32,
     i64,
 )
@@ -161,6 +162,27 @@ class ReturnOp(IRDLOperation):
     name = "tile.return"
     traits = traits_def(IsTerminator())
     assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class ReturnUnlessOp(IRDLOperation):
+    """The end of a program for which a condition does not hold, before its roles.
+
+    ```mlir
+    tile.return_unless %has_block
+    ```
+    """
+
+    name = "tile.return_unless"
+
+    condition = operand_def(i1)
+
+    # The effect keeps the op in its place.
+    traits = traits_def(HasParent(KernelOp), MemoryWriteEffect())
+    assembly_format = "$condition attr-dict"
+
+    def __init__(self, condition: SSAValue):
+        super().__init__(operands=[condition])
 
 
 @irdl_op_definition

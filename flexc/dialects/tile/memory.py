@@ -142,10 +142,13 @@ class StoreOp(IRDLOperation):
 
     Elements outside the memref are not written; `checked` lists the dimensions along
     which there may be such elements. With a `count`, only the first `count` elements of
-    the tile's last dimension are written, all of them inside the memref.
+    the tile's last dimension are written, all of them inside the memref. With `below`,
+    elements of the tile's first dimension, which must be checked, are not written from
+    that index of the memref on.
 
     ```mlir
     tile.store %o, %out[%b, %h, %m, %c0] checked [0] : memref<...>, i32, ...
+    tile.store %o, %out[%b, %h, %m, %c0] checked [0] below %q_end : memref<...>, ...
     tile.store %w, %pairs[%b, %h, %m, %n] checked [0] count %left : memref<...>, ...
     ```
     """
@@ -156,6 +159,7 @@ class StoreOp(IRDLOperation):
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
+    below = opt_operand_def(i32)
     checked = prop_def(
         DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
     )
@@ -164,7 +168,8 @@ class StoreOp(IRDLOperation):
     traits = traits_def(MemoryWriteEffect())
     assembly_format = (
         "$value `:` type($value) `,` $memref `[` $indices `]` (`checked` $checked^)? "
-        "(`count` $count^)? attr-dict `:` type($memref) `,` type($indices)"
+        "(`count` $count^)? (`below` $below^)? attr-dict `:` type($memref) `,` "
+        "type($indices)"
     )
 
     def __init__(
@@ -174,15 +179,18 @@ class StoreOp(IRDLOperation):
         indices: Sequence[SSAValue],
         checked: Sequence[int],
         count: SSAValue | None = None,
+        below: SSAValue | None = None,
     ):
         super().__init__(
-            operands=[value, memref, indices, count],
+            operands=[value, memref, indices, count, below],
             properties={"checked": DenseArrayBase.from_list(i32, checked)},
         )
 
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)
         _verify_checked(self.checked, self.value.type)
+        if self.below is not None and 0 not in self.checked.get_values():
+            raise VerifyException("below expects dimension 0 to be checked")
 
 
 @irdl_op_definition

@@ -69,7 +69,7 @@ class StridedAccess(TileAccess):
         dim, code = self.first_dim + i, self.code
         if i not in self.checked:
             return code.const(self.shape[i])
-        start, size = self.indices[dim], self.size(dim)
+        start, size = self.indices[dim], self.end(i)
         if i == 0 and pages is not None:
             size = code.mul(code.insert(tile.DimOp(pages, 1), "pages"), size, "size")
         return size if is_zero(start) else code.sub(size, start, self.hint("left"))

@@ -42,6 +42,7 @@ from flexc.passes.masks.segments.segment_builder import (
     is_rising,
     order_of,
 )
+from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.targets import target_named
@@ -82,6 +83,9 @@ def check_tiles_divide(
                 f"{tile}; leave the option out, or make the mask with larger blocks"
             )
 
+
+FACTS_OF_ALL = ("q_len_multiple", "kv_len_multiple", "has_pairs")
+"""Facts about the numbers of all queries and keys, not those of each sequence."""
 
 SIZES = ("block_m", "block_n", "num_warps", "num_stages")
 """The options that set tile sizes."""
@@ -126,14 +130,21 @@ class ConvertAttention(RewritePattern):
     def match_and_rewrite(
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
-        problem = MaskProblem.of(op)
+        problem, packed = MaskProblem.of(op), PackedSequences.of(op)
         sizes = self.options.tile_sizes(op)
+        begins = packed is not None and self.options.has_sequence_blocks(op)
+        if begins:
+            problem = problem.in_sequence()
         # With partial blocks first, `tile-split-loops` writes two loops. They pay where
         # loops are long, and where no other program computes while one waits.
-        is_short = problem.packed is not None and op.long_sequences is None
+        is_short = packed is not None and op.long_sequences is None
         one_loop = "if faster" if is_short or sizes.residents > 1 else "never"
         segments = Region(Block(self.options.segments(problem, sizes, one_loop)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
+        if begins:
+            properties["sequence_blocks"] = UnitAttr()
+            for fact in FACTS_OF_ALL:
+                properties.pop(fact, None)
         if self.options.reads_values_from_keys(op):
             properties["values_in_keys"] = UnitAttr()
         matrices = op.query, op.value
@@ -142,8 +153,8 @@ class ConvertAttention(RewritePattern):
         if op.tables or is_banded(op):
             properties["short_rows"] = UnitAttr()
         score = op.detach_region(op.score_mod)
-        if problem.packed is not None:
-            score = problem.packed.placed(score, first=1)
+        if packed is not None:
+            score = (packed.relative if begins else packed.placed)(score, first=1)
         new = blocksparse.AttentionOp(
             op.operand_groups(),
             op.result_groups(),
@@ -375,6 +386,12 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         check_tiles_divide(sizes, shape.sparse_block, self.trims)
         self.rules.check(sizes, self.num_warps)
         return sizes
+
+    def has_sequence_blocks(self, op: flex.AttentionOp) -> bool:
+        """Return True if blocks begin where the packed sequences of an op begin."""
+        scaled = op.key_scale is not None or op.value_scale is not None
+        is_long = op.long_sequences is not None
+        return self.rules.has_sequence_blocks and is_long and not scaled
 
     def reads_values_from_keys(self, op: flex.AttentionOp) -> bool:
         """Return True if a tile of an op's keys also serves as values."""

@@ -256,7 +256,7 @@ def code_of_tiles(block: Block) -> list[Operation]:
     found: list[Operation] = []
     inside: set[SSAValue] = set()
     for op in block.ops:
-        if isinstance(op, tile.ReturnOp):
+        if isinstance(op, tile.ReturnOp | tile.ReturnUnlessOp):
             continue
         depends = any(v in inside for each in op.walk() for v in each.operands)
         if depends or uses_tiles(op) or not is_side_effect_free(op):

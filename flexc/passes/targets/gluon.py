@@ -86,6 +86,7 @@ class GluonTarget(TritonTarget):
 
     name: ClassVar[str] = "gluon"
     one_loop: ClassVar[bool] = True
+    has_sequence_blocks: ClassVar[bool] = True
     splits_row_terms: ClassVar[bool] = True
     few_rows: ClassVar[int] = 0
     # TMA copies whole tiles.

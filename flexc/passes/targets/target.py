@@ -185,6 +185,8 @@ class Target(ABC):
     """
     elements_of_splits: ClassVar[int] = 0
     """The elements of a tile of splits, if many splits are combined at a time."""
+    has_sequence_blocks: ClassVar[bool] = False
+    """True if blocks begin where packed sequences begin, if these are long."""
     guards_dead_columns: ClassVar[bool] = False
     """True if loads of pages skip columns that no row sees."""
     heads_per_group: ClassVar[int | None] = None

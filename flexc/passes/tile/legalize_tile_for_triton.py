@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp, StringAttr, bf16, f16, f32, i32, i64
+from xdsl.dialects.builtin import (
+    IntegerType,
+    ModuleOp,
+    StringAttr,
+    bf16,
+    f16,
+    f32,
+    i32,
+    i64,
+)
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -89,8 +98,12 @@ class PointerAccess(TileAccess):
             self.hint(f"{index.name_hint or 'start'}_offset"),
         )
 
-    def offsets(self) -> SSAValue:
-        """Return the offsets within the tile, equal for all tiles of a tensor."""
+    def offsets(self, width: IntegerType = i32) -> SSAValue:
+        """Return the offsets within the tile, equal for all tiles of a tensor.
+
+        Constant parts of 64-bit offsets become parts of instructions, as no sum is
+        extended. That saves registers where each thread has many elements.
+        """
         zero = self.code.const(0)
         inputs: list[Input] = []
         for i, size in enumerate(self.shape):
@@ -101,14 +114,15 @@ class PointerAccess(TileAccess):
             dim = self.first_dim + i
             strided.append(static_stride(self.tensor.type, dim) != 1)
             if strided[-1]:
-                stride = tile.StrideOp(self.tensor, dim, i32)
-                name = self.hint(f"stride{dim}_i32")
+                stride = tile.StrideOp(self.tensor, dim, width)
+                name = self.hint(f"stride{dim}_{width}")
                 inputs.append((self.code.insert(stride, name), UNIFORM))
 
         def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
             strides = iter(args[len(self.shape) :])
             total = None
             for index, is_strided in zip(args, strided, strict=False):
+                index = code.int_cast(index, width)
                 term = code.mul(index, next(strides)) if is_strided else index
                 total = term if total is None else code.add(total, term)
             assert total is not None
@@ -126,8 +140,7 @@ class PointerAccess(TileAccess):
             index = self.code.insert(tile.IotaOp(start, self.shape[i]), "index")
             inputs.append((index, (i,)))
         for i in self.checked:
-            size = self.size(self.first_dim + i)
-            inputs.append((size, UNIFORM))
+            inputs.append((self.end(i), UNIFORM))
 
         def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
             count = len(self.checked)
@@ -330,8 +343,10 @@ class StoreToScatter(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
         access = PointerAccess.of_store(op)
+        # Tiles that end `below` a row are stored as products leave them in registers.
+        offsets = access.offsets(i32 if op.below is None else i64)
         scatter = tile.ScatterOp(
-            op.value, op.memref, access.base(), access.offsets(), access.mask()
+            op.value, op.memref, access.base(), offsets, access.mask()
         )
         rewriter.replace(op, scatter)
 

@@ -12,7 +12,7 @@ are multiples of some number of elements, the argument is the stride in that uni
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from xdsl.context import Context
@@ -125,6 +125,8 @@ class TileAccess:
     indices: Sequence[SSAValue]
     shape: tuple[int, ...]
     checked: Sequence[int]
+    below: SSAValue | None = field(default=None, kw_only=True)
+    """The end of checked elements of the tile's dimension 0, if not the tensor's."""
 
     @classmethod
     def of_load(cls, op: tile.LoadOp) -> Self:
@@ -136,7 +138,8 @@ class TileAccess:
     def of_store(cls, op: tile.StoreOp) -> Self:
         """Describe the access of a store; new code goes before it."""
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
-        return cls(code, op.memref, op.indices, shape, op.checked.get_values())
+        place = op.memref, op.indices, shape, op.checked.get_values()
+        return cls(code, *place, below=op.below)
 
     @classmethod
     def of_add(cls, op: tile.AddToOp) -> Self:
@@ -152,6 +155,12 @@ class TileAccess:
     def hint(self, what: str) -> str:
         """Return a name for a value that is a property of the tensor."""
         return f"{self.tensor.name_hint or 'tensor'}_{what}"
+
+    def end(self, dim: int) -> SSAValue:
+        """Return the index at which a dimension of the tile ends in the tensor."""
+        if dim == 0 and self.below is not None:
+            return self.below
+        return self.size(self.first_dim + dim)
 
     def size(self, dim: int) -> SSAValue:
         """Return the size of one of the tensor's dimensions, as a value."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -30,7 +31,7 @@ from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
 from flexc.runtime.interpreters.schedule import program
-from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
+from flexc.runtime.interpreters.tile import PROGRAM, ProgramEnd, TileFunctions
 from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
 
 KEY_HEADS = "key_heads"
@@ -71,7 +72,7 @@ def run_programs(
     for position in product(*(range(n) for n in reversed(grid))):
         padded = (*reversed(position), *(0 for _ in range(3 - len(position))))
         interpreter.set_data(TileFunctions, PROGRAM, padded)
-        with program(interpreter):
+        with program(interpreter), suppress(ProgramEnd):
             interpreter.run_ssacfg_region(kernel.body, values, "kernel")
 
 

@@ -63,6 +63,10 @@ def report_progress(progress: Tensor, program: Tensor, number: Tensor) -> None:
     progress[program] = number
 
 
+class ProgramEnd(Exception):
+    """A program that ends before the end of its kernel: no error."""
+
+
 @register_impls
 class TileFunctions(InterpreterFunctions):
     """The interpreter of a kernel's ops, except control flow and scalar code."""
@@ -76,6 +80,14 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.ReturnOp, args: PythonValues
     ) -> tuple[TerminatorValue, PythonValues]:
         return ReturnedValues(()), ()
+
+    @impl(tile.ReturnUnlessOp)
+    def run_return_unless(
+        self, interpreter: Interpreter, op: tile.ReturnUnlessOp, args: PythonValues
+    ) -> PythonValues:
+        if not args[0]:
+            raise ProgramEnd
+        return ()
 
     @impl(tile.AwaitKernelsOp)
     def run_await_kernels(
@@ -141,8 +153,11 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.StoreOp, args: PythonValues
     ) -> PythonValues:
         value, memref, *indices = args
+        below = None if op.below is None else int(indices.pop())
         if op.count is not None:
             value = value[..., : int(indices.pop())]
+        if below is not None:
+            memref = memref.narrow(len(indices) - value.dim(), 0, below)
         store_tile(value, memref, indices, dense_array(op.checked))
         return ()
 

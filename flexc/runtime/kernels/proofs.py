@@ -175,18 +175,14 @@ def _narrow_range(op: flex.AttentionOp) -> Attribute:
     return flex.FloatRangeAttr.of(-bound, bound)
 
 
-LONG_SEQUENCE = 1024
-"""The mean number of keys from which packed sequences are long."""
-
-
 def _sequences_are_long(
     op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
 ) -> bool:
     assert op.sequences is not None
     *_, starts = op.sequences.get_values()
-    shape, keys = facts[starts], sizes[3].hi + 1
+    shape, fewer = facts[starts], min(sizes[2].hi, sizes[3].hi) + 1
     assert isinstance(shape, tuple)
-    return keys >= LONG_SEQUENCE * max(interval_of(shape[0]).lo - 1, 1)
+    return fewer >= flex.LONG_SEQUENCE * max(interval_of(shape[0]).lo - 1, 1)
 
 
 def _has_sequences(op: flex.AttentionOp, build: Build) -> bool:

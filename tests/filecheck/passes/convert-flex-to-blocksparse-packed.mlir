@@ -2,6 +2,8 @@
 // RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon block_m=128 block_n=128}' | filecheck %s --check-prefix LOOPS
 // RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse,convert-blocksparse-to-tile' | filecheck %s --check-prefix TILE
 
+// RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon},convert-blocksparse-to-tile{target=gluon}' | filecheck %s --check-prefix BEGIN
+
 // Sequences that are packed are found by the row: nothing is read by column. Bounds
 // begin in the sequence of a block's first row, and end in that of its last row. One loop
 // visits the blocks of short sequences in order. Heads start together whose sequences of
@@ -15,8 +17,20 @@
 // LOOPS: segment mixed
 // LOOPS-NOT: segment
 // LOOPS: func.func @long
+// LOOPS: sequence_blocks
 // LOOPS: segment partial
 // LOOPS: segment full
+
+// Blocks of long sequences begin where these begin. Their masks find no sequence, and
+// programs of no block end.
+
+// BEGIN: tile.kernel @long
+// BEGIN-SAME: (d2 ceildiv [[M:[0-9]+]]) + (d2 floordiv 1024)
+// BEGIN: tile.return_unless
+// BEGIN: tile.load %q_2[%b, %h_1, %first_row
+// BEGIN: tile.load %q_2[%b, %kv_h, %first_column
+// BEGIN-NOT: tile.load %of
+// BEGIN: tile.store %o {{.*}} below %q_end
 
 !t = tensor<?x?x?x8xf32>
 

@@ -41,7 +41,9 @@ from flexc.passes.blocksparse.programs.online_softmax import (
     rest_of_parts,
 )
 from flexc.passes.blocksparse.programs.row_terms import SplitScore, split_score
+from flexc.passes.blocksparse.programs.sequence_blocks import block_of_sequence
 from flexc.passes.flex.score_factor import LOG2_E, Factor, factor_score, softmax_facts
+from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar.ranges.float_values import FORMATS
 from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
@@ -155,7 +157,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         q_idx = tile.IotaOp(self.place.start, self.block_m)
         self.q_idx = self.code.insert(q_idx, "q_idx")
         shape = (self.block_m, self.d_tile)
-        q = self.load(self.op.query, shape, self.place.where, checked, "q")
+        q = self.load(self.op.query, shape, self.place.stored, checked, "q")
         softmax = self.softmax()
         state = softmax.initial(self.code).values()
 
@@ -199,6 +201,14 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             b = self.key_split.b
         # This is h / (q_heads / kv_heads), with one division instead of two.
         self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
+        if self.op.sequence_blocks is not None:
+            packed = PackedSequences.of(self.op)
+            assert packed is not None
+            captures = [self.args[c] for c in self.op.captures]
+            program = b, h, m_block
+            return block_of_sequence(
+                code, packed, captures, program, q_len, self.block_m
+            )
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
         return RowBlock(b, h, q_start, q_len, kv_len)
 
@@ -351,6 +361,9 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         A block that is not trimmed starts at a multiple of `block_n`.
         """
         code, size, table = self.code, self.op.page_size, self.op.page_table
+        if (memory := self.place.memory) is not None:
+            start = code.add(memory.column, visit.start, "first_column")
+            return [memory.row[0], self.kv_h, start], None
         if table is None or size is None:
             return [self.place.b, self.kv_h, visit.start], None
         if visit.count is not None or size % self.block_n:
@@ -478,7 +491,8 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
     ) -> None:
         """Normalise, and store the results of the op."""
         code, op = self.code, self.op
-        start = [self.result_b, *self.place.where[1:]]
+        start = [self.result_b, *self.place.stored[1:]]
+        below = self.place.memory and self.place.memory.row_end
         assert isinstance(op.out.type, TensorType)
         factor = None
         if op.value_scale is not None and not is_per_key(op.value_scale):
@@ -487,7 +501,11 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         columns = [] if self.dv_tile == self.value_dim else [1]
         code.builder.insert(
             tile.StoreOp(
-                out, self.args[op.out], [*start, code.const(0)], [*checked, *columns]
+                out,
+                self.args[op.out],
+                [*start, code.const(0)],
+                [*checked, *columns],
+                below=below,
             )
         )
         rows: list[tuple[SSAValue, SSAValue]] = []
@@ -504,4 +522,5 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             shift, log_sum = softmax.lse_parts(code, state)
             rows += [(op.row_shift, shift), (op.log_sum, log_sum)]
         for result, row in rows:
-            code.builder.insert(tile.StoreOp(row, self.args[result], start, checked))
+            store = tile.StoreOp(row, self.args[result], start, checked, below=below)
+            code.builder.insert(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import AffineMapAttr, UnitAttr, i32
@@ -21,6 +22,17 @@ from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
 
+class Memory(NamedTuple):
+    """Where the rows and columns of a block lie that begins in a packed sequence."""
+
+    row: tuple[SSAValue, SSAValue, SSAValue]
+    """The batch, head and row of the block's first row."""
+    row_end: SSAValue
+    """The end of the rows that the program writes."""
+    column: SSAValue
+    """The sequence's first column."""
+
+
 @dataclass(frozen=True)
 class RowBlock:
     """The rows of one query head for which a program visits segments."""
@@ -30,10 +42,17 @@ class RowBlock:
     start: SSAValue
     row_len: SSAValue
     column_len: SSAValue
+    memory: Memory | None = None
+    """Where the rows and columns of a packed sequence lie; None for a whole batch."""
 
     @property
     def where(self) -> list[SSAValue]:
         return [self.b, self.h, self.start]
+
+    @property
+    def stored(self) -> list[SSAValue]:
+        """The index of the first row in tensors and memrefs."""
+        return self.where if self.memory is None else [*self.memory.row]
 
     @property
     def lengths(self) -> list[SSAValue]:
@@ -234,7 +253,8 @@ class SegmentKernelBuilder(KernelBuilder):
         return self.kernel_op(self.grid(), attributes)
 
     def grid(self) -> AffineMapAttr:
-        return rows_grid(self.block_m)
+        per_sequence = self.op.sequence_blocks is not None
+        return rows_grid(self.block_m, flex.LONG_SEQUENCE if per_sequence else None)
 
     def tile_position(
         self, row_len: SSAValue, column_len: SSAValue, heads: SSAValue
@@ -245,6 +265,9 @@ class SegmentKernelBuilder(KernelBuilder):
         h = code.insert(tile.ProgramIdOp(1), "h")
         b = code.insert(tile.ProgramIdOp(2), "b")
         blocks = code.ceildiv(row_len, self.block_m, "m_blocks")
+        if self.op.sequence_blocks is not None:
+            more = code.div(row_len, code.const(flex.LONG_SEQUENCE))
+            blocks = code.add(blocks, more, "m_blocks")
         if self.op.heads_per_group is not None:
             block, h = self.grouped(block, h, blocks, column_len, heads)
         if self.op.order and self.op.order.data == TileOrder.DESCENDING:

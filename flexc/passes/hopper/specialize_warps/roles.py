@@ -13,6 +13,7 @@ from xdsl.rewriter import InsertPoint
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import yielded
+from flexc.dialects.tile import shape_of
 from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
@@ -39,6 +40,7 @@ from flexc.passes.hopper.specialize_warps.resources import (
 )
 from flexc.passes.hopper.specialize_warps.slices import Slice
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.tile_access import index_position
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,8 @@ class ConsumerCode(RoleCode):
                 self.hand_over(op, self.plan.outgoing[op])
             case tile.AddToOp() if op in self.plan.turns.additions:
                 self.add_in_turn(op)
+            case tile.StoreOp() if op in self.plan.outputs and op.below is not None:
+                self.copy_whole(op, op.below, self.plan.outputs[op])
             case tile.StoreOp() | tile.AddToOp() if op in self.plan.outputs:
                 self.copy_out(op, self.plan.outputs[op])
             case tile.TransposeOp() if of_view:
@@ -396,6 +400,22 @@ class ConsumerCode(RoleCode):
         indices = [self.of(v) for v in op.indices]
         adds = isinstance(op, tile.AddToOp)
         self.code.builder.insert(CopyOutOp(view, op.memref, indices, adds))
+
+    def copy_whole(self, op: tile.StoreOp, below: SSAValue, output: Output) -> None:
+        """Copy a tile whose rows are all to be written; store another by itself."""
+        rows = self.const(shape_of(op.value.type)[0])
+        end = self.code.add(self.of(op.operands[index_position(op, 0)]), rows)
+        is_whole = self.code.cmp("sle", end, self.of(below))
+        is_whole.name_hint = "is_whole"
+        outer, regions = self.code, (Region(Block()), Region(Block()))
+        self.code = ScalarCode(regions[0].block)
+        self.copy_out(op, output)
+        self.code.builder.insert(scf.YieldOp())
+        self.code = ScalarCode(regions[1].block)
+        super().leaf(op)
+        self.code.builder.insert(scf.YieldOp())
+        self.code = outer
+        self.code.builder.insert(scf.IfOp(is_whole, [], *regions))
 
     def hand_over(self, op: tile.AddToOp, ring: Outgoing) -> None:
         """Write a tile to this part's slot once it is free, and signal the writer."""

@@ -8,7 +8,7 @@ and writes bounds deals with rows and columns only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from xdsl.dialects.builtin import i32
@@ -95,6 +95,12 @@ class MaskProblem:
             op.is_transposed,
             PackedSequences.of(op, op.is_transposed),
         )
+
+    def in_sequence(self) -> MaskProblem:
+        """Return the problem of one of the packed sequences, whatever its number."""
+        assert self.packed is not None
+        mask = self.packed.relative(self.mask)
+        return replace(self, mask=mask, packed=None, row_multiple=1, column_multiple=1)
 
     @property
     def has_mask(self) -> bool:

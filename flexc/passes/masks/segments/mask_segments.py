@@ -309,7 +309,7 @@ class MaskSegments:
         if packed is None:
             return written(b, whole)
         first, last = (
-            Place.of(code, packed, row, captures)
+            Place.of_row(code, packed, row, captures)
             for row in (whole.q_first, whole.q_last)
         )
         return PackedRangeCode(

@@ -88,7 +88,7 @@ class PackedSequences:
         at = first + 2, first + 3
         row, column = (given[i] for i in (reversed(at) if self.transposed else at))
         captures = given[first + len(INDEX_ARGS) :]
-        here = Place.of(code, self, row, captures)
+        here = Place.of_row(code, self, row, captures)
         own = [code.sub(row, here.row_start), code.sub(column, here.column_start)]
         given[first] = here.number
         given[at[0]], given[at[1]] = reversed(own) if self.transposed else own
@@ -102,6 +102,11 @@ class PackedSequences:
             found = [code.and_(inside, value) for value in found]
         code.yield_(*found)
         return made
+
+
+def load(code: ScalarCode, tensor: SSAValue, index: SSAValue, name: str) -> SSAValue:
+    """Write a read of a captured tensor, at an index that is in range."""
+    return code.insert(flex.LoadCaptureOp(tensor, [index], inside=True), name)
 
 
 class Tests(NamedTuple):
@@ -131,7 +136,7 @@ class Place:
     column_end: SSAValue
 
     @classmethod
-    def of(
+    def of_row(
         cls,
         code: ScalarCode,
         packed: PackedSequences,
@@ -139,20 +144,27 @@ class Place:
         captures: Sequence[SSAValue],
     ) -> Place:
         """Write the sequence that a row belongs to."""
+        number = load(code, captures[packed.of_row], row, "sequence")
+        return cls.of(code, packed, number, captures)
 
-        def load(tensor: int, index: SSAValue, name: str) -> SSAValue:
-            tensors = captures[tensor]
-            return code.insert(flex.LoadCaptureOp(tensors, [index], inside=True), name)
-
+    @classmethod
+    def of(
+        cls,
+        code: ScalarCode,
+        packed: PackedSequences,
+        number: SSAValue,
+        captures: Sequence[SSAValue],
+    ) -> Place:
+        """Write the sequence of a number."""
         row_name, column_name = ("kv", "q") if packed.transposed else ("q", "kv")
-        n = load(packed.of_row, row, "sequence")
-        after = code.add(n, code.const(1))
+        after = code.add(number, code.const(1))
+        rows, columns = captures[packed.row_starts], captures[packed.column_starts]
         return cls(
-            n,
-            load(packed.row_starts, n, f"{row_name}_begin"),
-            load(packed.row_starts, after, f"{row_name}_end"),
-            load(packed.column_starts, n, f"{column_name}_begin"),
-            load(packed.column_starts, after, f"{column_name}_end"),
+            number,
+            load(code, rows, number, f"{row_name}_begin"),
+            load(code, rows, after, f"{row_name}_end"),
+            load(code, columns, number, f"{column_name}_begin"),
+            load(code, columns, after, f"{column_name}_end"),
         )
 
     def tested(self, tests: Tests) -> Iterator[tuple[str, SSAValue]]:

@@ -89,7 +89,10 @@ tile.kernel @bits(%x : f32 #tile.param<argument 0>)
 // CHECK: def sums(
 // CHECK: x = tl.full([16, 16], z, tl.float32)
 // CHECK-NEXT: diagonals_1 = diagonals(x)
-// CHECK-NEXT: add_to(out + 0 + at, diagonals_1)
+// CHECK: if not some:
+// CHECK-NEXT: return
+// CHECK: add_to(out + 0 + at, diagonals_1)
+// CHECK-NEXT: tl.atomic_add(out + 0 + at, diagonals_1, mask=within, sem="relaxed")
 // CHECK-NEXT: tl.atomic_add(out + 0 + at, diagonals_1, sem="relaxed")
 tile.kernel @sums(%z : f32 #tile.param<argument 0>,
                   %out : memref<?xf32> #tile.param<argument 1>)
@@ -99,7 +102,11 @@ tile.kernel @sums(%z : f32 #tile.param<argument 0>,
   %at = tile.iota %zero : !tile.tile<32xi32>
   %x = tile.full %z : f32 -> !tile.tile<16x16xf32>
   %diagonals = tile.diagonals %x : !tile.tile<16x16xf32> -> !tile.tile<32xf32>
+  %some = arith.cmpi eq, %base, %base : i64
+  tile.return_unless %some
+  %within = tile.full %some : i1 -> !tile.tile<32xi1>
   tile.scatter_add %diagonals, %out[%base + %at] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  tile.scatter_add atomic %diagonals, %out[%base + %at] if %within : !tile.tile<32xi1> : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   tile.scatter_add atomic %diagonals, %out[%base + %at] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   tile.return
 }

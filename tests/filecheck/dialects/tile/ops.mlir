@@ -22,6 +22,10 @@ tile.kernel @arguments(%q : tensor<?x?x?x64xbf16> #tile.param<argument 0>,
   %stride = tile.stride %out, 1 : memref<?x?x?x64xbf16> -> i64
   // CHECK-NEXT: %c0 = arith.constant 0 : i32
   %c0 = arith.constant 0 : i32
+  // CHECK-NEXT: %has_rows = arith.cmpi slt, %m, %q_len : i32
+  %has_rows = arith.cmpi slt, %m, %q_len : i32
+  // CHECK-NEXT: tile.return_unless %has_rows
+  tile.return_unless %has_rows
   // CHECK-NEXT: %x = tile.load %q[%c0, %c0, %m, %c0] checked [0, 1] : tensor<?x?x?x64xbf16>, i32, i32, i32, i32 -> !tile.tile<64x64xbf16>
   %x = tile.load %q[%c0, %c0, %m, %c0] checked [0, 1]
       : tensor<?x?x?x64xbf16>, i32, i32, i32, i32 -> !tile.tile<64x64xbf16>
@@ -33,6 +37,9 @@ tile.kernel @arguments(%q : tensor<?x?x?x64xbf16> #tile.param<argument 0>,
       : memref<?x?x?x64xbf16>, i32, i32, i32, i32
   // CHECK-NEXT: tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] count %m : memref<?x?x?x64xbf16>, i32, i32, i32, i32
   tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] count %m
+      : memref<?x?x?x64xbf16>, i32, i32, i32, i32
+  // CHECK-NEXT: tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] below %m : memref<?x?x?x64xbf16>, i32, i32, i32, i32
+  tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] below %m
       : memref<?x?x?x64xbf16>, i32, i32, i32, i32
   // CHECK-NEXT: tile.return
   tile.return

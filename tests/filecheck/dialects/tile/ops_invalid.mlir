@@ -193,6 +193,18 @@ tile.kernel @load_depth(%t : tensor<?xf32> #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @store_below(%out : memref<?x?xf32> #tile.param<argument 0>,
+    %i : i32 #tile.param<argument 1>, %z : f32 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: below expects dimension 0 to be checked
+  tile.store %x : !tile.tile<4x8xf32>, %out[%i, %i] checked [1] below %i
+      : memref<?x?xf32>, i32, i32
+  tile.return
+}
+
+// -----
+
 tile.kernel @store_indices(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
