@@ -318,7 +318,8 @@ def add_pairs(pointers, tile, mask=None):
     """Add a tile in the layout of a product to memory, atomically.
 
     Triton adds one element at a time. In this layout, elements 2 i and 2 i + 1 of a
-    thread are neighbours in a row, and the first one's address is a multiple of 8.
+    thread are neighbours in a row, no other thread has them, and the first one's
+    address is a multiple of 8. The mask is that of rows.
     """
     # Pointers and floats have no common type.
     inputs = (pointers, tile.to(gl.int32, bitcast=True))

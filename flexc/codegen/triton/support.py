@@ -34,12 +34,12 @@ def diagonals(tile):
 
 
 @triton.jit
-def add_to(pointers, tile, mask=None):
+def add_to(pointers, tile):
     """Add a tile to memory that no other program accesses."""
     # Tiles that a loop adds may overlap at other offsets. Then another thread may have
     # stored an element that this thread loads, so all stores must come first.
     tl.debug_barrier()
-    tl.store(pointers, tl.load(pointers, mask=mask) + tile, mask=mask)
+    tl.store(pointers, tl.load(pointers) + tile)
 
 
 @triton.jit

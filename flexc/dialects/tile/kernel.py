@@ -51,9 +51,9 @@ from flexc.dialects.tile.types import ParamAttr
 GRID_OF = "grid_of"
 """The name of the kernel attribute with the arguments that determine the grid.
 
-The grid is a function of the sizes (B, Hq, Sq): of the first size of the first of three
-arguments, the second of the second and the third of the third. Without the attribute,
-all are sizes of the kernel's first argument.
+There are three: the grid is a function of size 0 of the first, size 1 of the second
+and size 2 of the third. Without the attribute, all are sizes of the kernel's first
+argument.
 """
 
 

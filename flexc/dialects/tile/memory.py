@@ -195,17 +195,16 @@ class StoreOp(IRDLOperation):
 
 @irdl_op_definition
 class AddToOp(IRDLOperation):
-    """An addition of a tile to a memref's last dimensions, all of it inside the memref.
+    """An addition of a tile to a memref's last dimensions.
 
     No other program reads the elements that are added to. Other programs add to them
-    only if all additions are `atomic`; the order of atomic additions is unspecified.
-    With a `count`, only the first `count` elements of the tile's first dimension are
-    added. With `checked`, elements outside the memref are not added; it lists the
-    dimensions along which there may be such elements.
+    only if all additions are `atomic`. With a `count`, only the first `count` elements
+    of the tile's first dimension are added. Elements outside the memref are not added;
+    `checked` lists the dimensions along which there may be such elements.
 
-    With `progress`, atomic additions have an order: this one waits until the progress
-    of program `%earlier` is at least `%least`, and then sets that of program `%own` to
-    `%done`, as `tile.await_progress` and `tile.report_progress` do.
+    Atomic additions have no order without `progress`. With it, this one waits until the
+    progress of program `%earlier` is at least `%least`, and then sets that of program
+    `%own` to `%done`, as `tile.await_progress` and `tile.report_progress` do.
 
     ```mlir
     tile.add_to %d, %sums[%b, %h, %m, %at] : !tile.tile<128xf32>, memref<...>
@@ -412,6 +411,8 @@ class ScatterAddOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_offsets("value", self.value.type, self.offsets, self.mask)
+        if self.mask is not None and self.atomic is None:
+            raise VerifyException("a mask expects an atomic addition")
 
 
 @irdl_op_definition

@@ -257,7 +257,7 @@ class Expansion:
         own_head, ordered = op.per_query_head is not None, op.ordered is not None
         if ordered and not own_head and op.paired_heads is None:
             by_keys = False
-        # Two kernels add in any order.
+        # Two kernels have no order of additions. Ordered, they add nothing.
         self.host.per_query_head = own_head and (by_keys or not ordered)
         # Tangents of p follow from those of lse. The value's gradient needs no delta.
         shifted = (

@@ -194,8 +194,8 @@ def legalize(kernel: tile.KernelOp) -> None:
                 "bfloat16 for `flexc emit`), head dims up to 256 and rows in parts of "
                 "64"
             )
-        is_alone = isinstance(op, tile.AddToOp) and op.atomic is None
-        if isinstance(op, UNSCHEDULED) or is_alone:
+        adds = isinstance(op, tile.AddToOp) and op.atomic is None
+        if isinstance(op, UNSCHEDULED) or adds:
             raise ScheduleError(f"a schedule with roles cannot contain {op.name}")
     DescriptorMaker(kernel).run()
     widen_floats(kernel)

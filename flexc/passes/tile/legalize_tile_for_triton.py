@@ -98,12 +98,18 @@ class PointerAccess(TileAccess):
             self.hint(f"{index.name_hint or 'start'}_offset"),
         )
 
-    def offsets(self, width: IntegerType = i32) -> SSAValue:
-        """Return the offsets within the tile, equal for all tiles of a tensor.
+    @property
+    def width(self) -> IntegerType:
+        """The type of offsets.
 
-        Constant parts of 64-bit offsets become parts of instructions, as no sum is
-        extended. That saves registers where each thread has many elements.
+        Tiles that end `below` a row are stored as products leave them in registers.
+        Constant parts of 64-bit offsets are parts of instructions there, as sums are
+        not extended.
         """
+        return i32 if self.below is None else i64
+
+    def offsets(self) -> SSAValue:
+        """Return the offsets within the tile, equal for all tiles of a tensor."""
         zero = self.code.const(0)
         inputs: list[Input] = []
         for i, size in enumerate(self.shape):
@@ -114,15 +120,15 @@ class PointerAccess(TileAccess):
             dim = self.first_dim + i
             strided.append(static_stride(self.tensor.type, dim) != 1)
             if strided[-1]:
-                stride = tile.StrideOp(self.tensor, dim, width)
-                name = self.hint(f"stride{dim}_{width}")
+                stride = tile.StrideOp(self.tensor, dim, self.width)
+                name = self.hint(f"stride{dim}_{self.width}")
                 inputs.append((self.code.insert(stride, name), UNIFORM))
 
         def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
             strides = iter(args[len(self.shape) :])
             total = None
             for index, is_strided in zip(args, strided, strict=False):
-                index = code.int_cast(index, width)
+                index = code.int_cast(index, self.width)
                 term = code.mul(index, next(strides)) if is_strided else index
                 total = term if total is None else code.add(total, term)
             assert total is not None
@@ -343,10 +349,8 @@ class StoreToScatter(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
         access = PointerAccess.of_store(op)
-        # Tiles that end `below` a row are stored as products leave them in registers.
-        offsets = access.offsets(i32 if op.below is None else i64)
         scatter = tile.ScatterOp(
-            op.value, op.memref, access.base(), offsets, access.mask()
+            op.value, op.memref, access.base(), access.offsets(), access.mask()
         )
         rewriter.replace(op, scatter)
 

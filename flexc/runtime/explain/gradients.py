@@ -102,7 +102,8 @@ class GradientFacts:
     """True if a GPU's kernel adds to the query's gradient while it computes those of
     key and value, provided that a schedule suits the mods."""
     by_head: bool = False
-    """True if programs of each query head add to the gradients of key and value."""
+    """True if programs of each query head add to the gradients of key and value,
+    provided that a schedule suits the mods."""
 
     @property
     def heading(self) -> str:

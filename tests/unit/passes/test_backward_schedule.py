@@ -56,20 +56,19 @@ def backward(
     trusted: bool = False,
     ordered: bool = False,
     per_query_head: bool = False,
+    batches: tuple[int, int] = (1, 1),
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
-    """Return a case's backward in kernels of `flex`, its arguments and gradients."""
-    queries, keys = lengths
-    sizes = (1, *heads, *lengths)
+    """Return a case's backward in kernels of `flex`, its arguments and gradients.
+
+    `heads`, `lengths` and `batches` are those of queries and of keys.
+    """
+    sizes = (batches[0], *heads, *lengths)
     score_mod, mask_mod = CORPUS[case].factory(*sizes)
     draw = torch.Generator().manual_seed(0)
-    shapes = [
-        (heads[0], queries),
-        (heads[1], keys),
-        (heads[1], keys),
-        (heads[0], queries),
-    ]
+    of_queries, of_keys = zip(batches, heads, lengths, strict=True)
     query, key, value, d_out = (
-        torch.randn(1, *shape, dim, generator=draw).to(dtype) for shape in shapes
+        torch.randn(*shape, dim, generator=draw).to(dtype)
+        for shape in (of_queries, of_keys, of_keys, of_queries)
     )
     call = make_call((query, key, value), score_mod, mask_mod, 0.125)
     module, args = make_module(call)
@@ -77,11 +76,12 @@ def backward(
     facts: list[tuple[str, Attribute]] = [("score_growth_bounded", UnitAttr())]
     if lengths == WHOLE:
         facts.append(("q_len_multiple", IntegerAttr(128, i64)))
-    if heads[0] == heads[1]:
+    is_paired = heads[0] == heads[1] and batches[0] == batches[1]
+    if is_paired:
         facts.append(("paired_heads", UnitAttr()))
     if ordered:
         facts.append(("ordered", UnitAttr()))
-    if per_query_head or (ordered and heads[0] != heads[1]):
+    if per_query_head or (ordered and not is_paired):
         facts.append(("per_query_head", UnitAttr()))
     for op in module.walk() if trusted else ():
         if isinstance(op, flex.AttentionOp):

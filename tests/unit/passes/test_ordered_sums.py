@@ -169,15 +169,25 @@ def has_one_order(programs: Sequence[Sequence[Event]]) -> bool:
     return all(order == sorted(order) for run in runs for order in run.values())
 
 
-HEADS = [(1, 1), (3, 3), (4, 2)]
-"""The heads of queries and of keys."""
+Pair = tuple[int, int]
+
+SHARING: list[tuple[Pair, Pair]] = [
+    ((1, 1), (1, 1)),
+    ((1, 1), (3, 3)),
+    ((1, 1), (4, 2)),
+    ((3, 1), (4, 2)),
+]
+"""The batches and the heads, of queries and of keys."""
 
 
-@pytest.mark.parametrize(("case", "heads"), in_turn(list(CORPUS), HEADS))
+@pytest.mark.parametrize(("case", "sharing"), in_turn(list(CORPUS), SHARING), ids=str)
 def test_programs_add_in_one_order(
-    case: str, heads: tuple[int, int], recorder: Recorder
+    case: str, sharing: tuple[Pair, Pair], recorder: Recorder
 ) -> None:
-    module, args, wanted = backward(case, heads, lengths=LENGTHS, ordered=True)
+    batches, heads = sharing
+    module, args, wanted = backward(
+        case, heads, lengths=LENGTHS, ordered=True, batches=batches
+    )
     try:
         kernel = scheduled(module)
     except ScheduleError:
@@ -188,7 +198,7 @@ def test_programs_add_in_one_order(
         *("consumer", "producer", "writer")
     ]
     check(run_module(kernel, args, interleaving=1), wanted)
-    assert len(recorder.programs) == heads[0] * -(-LENGTHS[1] // 128)
+    assert len(recorder.programs) == batches[0] * heads[0] * -(-LENGTHS[1] // 128)
     assert has_one_order(recorder.programs)
 
 

@@ -167,7 +167,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         for segment in self.segments():
             state = self.loop(segment, self.place, state, step)
         self.store(checked, softmax, SoftmaxState.of(state))
-        grid = {} if self.key_split is None else grid_of(self.op, self.op.out)
+        grid = {} if self.key_split is None else grid_of(self.op, *[self.op.out] * 3)
         return self.kernel(self.summary() | grid | self.paging())
 
     def summary(self) -> dict[str, Attribute]:

@@ -153,16 +153,16 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     def end_visits(self) -> None:
         """Report that the program visits no further block."""
         if (order := self.order) is not None:
-            zero, every = self.code.const(0), self.code.const(ALL)
-            earlier, least, own, done = order.turn(self.code, every)
+            # Sums of rows, which may be added to later, have numbers up to `ALL`.
+            zero, visited = self.code.const(0), self.code.const(ALL - SUMS)
+            earlier, least, own, done = order.turn(self.code, visited)
             if self.visits is not None:
                 # Later programs visit no block that comes after this one's last.
                 least = self.code.select(self.visits, zero, least)
             wait = tile.AwaitProgressOp(order.progress, earlier, least, zero)
             self.code.builder.insert(wait)
-            if self.order_of_heads is None:
-                report = tile.ReportProgressOp(order.progress, own, done)
-                self.code.builder.insert(report)
+            report = tile.ReportProgressOp(order.progress, own, done)
+            self.code.builder.insert(report)
 
     def turn_of_sum(self, result: SSAValue) -> tuple[SSAValue | None, list[SSAValue]]:
         order, code = self.order_of_heads, self.code
@@ -404,7 +404,10 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
 
 
 ALL = full(32).hi
-"""The progress of a program that has ended: more than there are blocks."""
+"""The progress of a program that has added everything: more than there are blocks."""
+
+SUMS = 2
+"""The most sums of rows: those of key and value."""
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,12 @@ def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
     return {"aligned": DenseArrayBase.from_list(i64, numbers)}
 
 
-def grid_of(op: Operation, *values: SSAValue) -> dict[str, Attribute]:
-    """Return the attribute that takes the grid's sizes from one value or three."""
+def grid_of(
+    op: Operation, batch: SSAValue, heads: SSAValue, rows: SSAValue
+) -> dict[str, Attribute]:
+    """Return the attribute with the arguments whose sizes the grid depends on."""
     args = arguments_of(op)
-    numbers = [args.index(v) for v in (values if len(values) == 3 else values * 3)]
+    numbers = [args.index(v) for v in (batch, heads, rows)]
     return {GRID_OF: DenseArrayBase.from_list(i32, numbers)}
 
 

@@ -348,7 +348,7 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         self.each_block_of_rows()
         kinds = [attr.sum_kind for attr in self.op.sums]
         result = self.op.sums_[kinds.index(SumKind.COLUMN_MATRIX)]
-        known = aligned(self.op, self.all_matrices) | grid_of(self.op, result)
+        known = aligned(self.op, self.all_matrices) | grid_of(self.op, *[result] * 3)
         return self.kernel(self.summary() | known)
 
     def grid(self) -> AffineMapAttr:

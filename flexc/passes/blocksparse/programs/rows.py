@@ -273,7 +273,7 @@ class CombineKernelBuilder(RowKernelBuilder):
         lse = build_row_map(code, [m, total], _lse, "lse")
         for value, result in ((out, op.out), (lse, op.lse)):
             self.store(value, result)
-        return self.kernel([op.outs, op.out], grid_of(op, op.out))
+        return self.kernel([op.outs, op.out], grid_of(op, *[op.out] * 3))
 
 
 def _if_exists(
