@@ -11,7 +11,7 @@ import flexc
 
 PACKAGE = Path(flexc.__file__).parent
 MAX_CHAIN = 38
-MAX_FILES = 308
+MAX_FILES = 309
 
 
 def _modules() -> dict[str, Path]:

@@ -23,7 +23,7 @@ from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
 
 class Memory(NamedTuple):
-    """Where the rows and columns of a block lie that begins in a packed sequence."""
+    """The place in memory of a block of rows of a packed sequence."""
 
     row: tuple[SSAValue, SSAValue, SSAValue]
     """The batch, head and row of the block's first row."""
@@ -43,7 +43,7 @@ class RowBlock:
     row_len: SSAValue
     column_len: SSAValue
     memory: Memory | None = None
-    """Where the rows and columns of a packed sequence lie; None for a whole batch."""
+    """Its place in a packed sequence; None if positions are those in memory."""
 
     @property
     def where(self) -> list[SSAValue]:
