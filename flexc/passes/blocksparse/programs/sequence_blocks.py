@@ -35,12 +35,11 @@ def block_of_sequence(
     starts = captures[packed.row_starts]
     sequences = code.sub(code.insert(tile.DimOp(starts, 0)), one, "sequences")
     blocks = code.ceildiv(rows, size)
-    row = code.mul(number, step, "row")
+    row = code.mul(code.min(number, code.sub(blocks, one)), step, "row")
     is_more = code.cmp("sge", number, blocks)
     more = code.sub(number, blocks)
     # Both candidates are computed, so that few loads wait for each other.
-    within = code.min(row, code.sub(rows, one))
-    of_row = load(code, captures[packed.of_row], within, "of_row")
+    of_row = load(code, captures[packed.of_row], row, "of_row")
     last = code.min(more, code.sub(sequences, one))
     place = Place.of(code, packed, code.select(is_more, last, of_row), captures)
     row_len = code.sub(place.row_end, place.row_start, "row_len")
