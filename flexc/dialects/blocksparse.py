@@ -285,11 +285,6 @@ class TiledOp(flex.PairsOp):
     There are fewer where their keys and values would not share the cache. Of packed
     sequences, those of one sequence of mean length count.
     """
-    sequence_blocks = opt_prop_def(UnitAttr)
-    """True if blocks of rows and of columns begin where packed sequences begin.
-
-    Regions then get the number of a sequence as b, and positions and lengths within it.
-    """
     short_rows = opt_prop_def(UnitAttr)
     """True if rows may see few keys: fixed costs of programs and loops matter."""
     segments = region_def("single_block")
@@ -320,7 +315,25 @@ class AttentionOp(flex.AttentionLike, TiledOp):
 
     name = "blocksparse.attention"
 
+    sequence_blocks = opt_prop_def(UnitAttr)
+    """True if blocks of rows and of columns begin where packed sequences begin.
+
+    Regions then get the number of a sequence as b, and positions and lengths within it.
+    """
+
     assembly_format = flex.ATTENTION_FORMAT + " `segments` $segments"
+
+    def verify_(self) -> None:
+        super().verify_()
+        if self.sequence_blocks is None:
+            return
+        if self.sequences is None or self.long_sequences is None:
+            raise VerifyException("sequence_blocks expects long sequences")
+        others = (self.splits, self.page_table, self.key_scale, self.value_scale)
+        if self.tables or any(v is not None for v in others):
+            raise VerifyException(
+                "sequence_blocks expects no tables, splits, pages and scales"
+            )
 
 
 @irdl_op_definition

@@ -44,6 +44,11 @@ tile.kernel @memory(%q : !q #tile.param<argument 0>, %out : !out #tile.param<arg
   // CHECK: tile.scatter %sum, %out[{{%.*}} + {{%.*}}] : !tile.tile<16xf32>
   %sum = tile.reduce sum %y along 1 : !tile.tile<16x32xf32>
   tile.store %sum : !tile.tile<16xf32>, %out[%b, %m] : !out, i32, i32
+  // A store that ends below an index has 64-bit offsets.
+  // CHECK: %[[BELOW:.*]] = tile.map(%{{.*}} : i32 = %{{.*}} [0] : !tile.tile<16xi32>, %{{.*}} : i32 = %c0 [] : i32)
+  // CHECK-NEXT: arith.cmpi slt
+  // CHECK: tile.scatter %sum, %out[{{%.*}} + {{%.*}}] if %[[BELOW]] : !tile.tile<16xi1> : !tile.tile<16xf32>, {{.*}}, !tile.tile<16xi64>
+  tile.store %sum : !tile.tile<16xf32>, %out[%b, %m] checked [0] below %c0 : !out, i32, i32
   // CHECK: tile.scatter_add %sum, %out[{{%.*}} + {{%.*}}] : !tile.tile<16xf32>
   tile.add_to %sum, %out[%b, %m] : !tile.tile<16xf32>, !out
   // CHECK-NOT: tile.load

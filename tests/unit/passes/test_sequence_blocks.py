@@ -108,7 +108,7 @@ def test_schedules(mask: str, score: str) -> None:
     st.lists(st.integers(0, 300), min_size=1, max_size=6),
     st.sampled_from(["none", "causal", "window"]),
 )
-def test_every_row_has_one_program(lengths: list[int], mask: str) -> None:
+def test_every_row_is_written(lengths: list[int], mask: str) -> None:
     assume(0 < sum(lengths) >= LONG * len(lengths))
     module, args = packed(mask, "none", lengths, None, dim=16)
     check(run_module(lowered(module), args), run_module(module, args))

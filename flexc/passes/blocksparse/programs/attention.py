@@ -17,7 +17,13 @@ from dataclasses import dataclass
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import StringAttr, TensorType, UnitAttr, f16
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    f16,
+)
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
@@ -41,7 +47,11 @@ from flexc.passes.blocksparse.programs.online_softmax import (
     rest_of_parts,
 )
 from flexc.passes.blocksparse.programs.row_terms import SplitScore, split_score
-from flexc.passes.blocksparse.programs.sequence_blocks import block_of_sequence
+from flexc.passes.blocksparse.programs.sequence_blocks import (
+    block_of_sequence,
+    blocks_of_sequences,
+    sequences_grid,
+)
 from flexc.passes.flex.score_factor import LOG2_E, Factor, factor_score, softmax_facts
 from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar.ranges.float_values import FORMATS
@@ -169,6 +179,16 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         self.store(checked, softmax, SoftmaxState.of(state))
         grid = {} if self.key_split is None else grid_of(self.op, *[self.op.out] * 3)
         return self.kernel(self.summary() | grid | self.paging())
+
+    def grid(self) -> AffineMapAttr:
+        if self.op.sequence_blocks is None:
+            return super().grid()
+        return sequences_grid(self.block_m)
+
+    def blocks(self, row_len: SSAValue) -> SSAValue:
+        if self.op.sequence_blocks is None:
+            return super().blocks(row_len)
+        return blocks_of_sequences(self.code, row_len, self.block_m)
 
     def summary(self) -> dict[str, Attribute]:
         """Return the lines about the computation in the emitted source's header."""

@@ -253,8 +253,11 @@ class SegmentKernelBuilder(KernelBuilder):
         return self.kernel_op(self.grid(), attributes)
 
     def grid(self) -> AffineMapAttr:
-        per_sequence = self.op.sequence_blocks is not None
-        return rows_grid(self.block_m, flex.LONG_SEQUENCE if per_sequence else None)
+        return rows_grid(self.block_m)
+
+    def blocks(self, row_len: SSAValue) -> SSAValue:
+        """Write the number of programs of a head, as the grid has it."""
+        return self.code.ceildiv(row_len, self.block_m, "m_blocks")
 
     def tile_position(
         self, row_len: SSAValue, column_len: SSAValue, heads: SSAValue
@@ -264,10 +267,7 @@ class SegmentKernelBuilder(KernelBuilder):
         block = code.insert(tile.ProgramIdOp(0), "m_block")
         h = code.insert(tile.ProgramIdOp(1), "h")
         b = code.insert(tile.ProgramIdOp(2), "b")
-        blocks = code.ceildiv(row_len, self.block_m, "m_blocks")
-        if self.op.sequence_blocks is not None:
-            more = code.div(row_len, code.const(flex.LONG_SEQUENCE))
-            blocks = code.add(blocks, more, "m_blocks")
+        blocks = self.blocks(row_len)
         if self.op.heads_per_group is not None:
             block, h = self.grouped(block, h, blocks, column_len, heads)
         if self.op.order and self.op.order.data == TileOrder.DESCENDING:

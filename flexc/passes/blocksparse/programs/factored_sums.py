@@ -153,8 +153,9 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     def end_visits(self) -> None:
         """Report that the program visits no further block."""
         if (order := self.order) is not None:
-            # Sums of rows, which may be added to later, have numbers up to `ALL`.
-            zero, visited = self.code.const(0), self.code.const(ALL - SUMS)
+            # Larger numbers, up to `ALL`, say which sums of rows have been added.
+            visited = self.code.const(ALL - len(self.matrices))
+            zero = self.code.const(0)
             earlier, least, own, done = order.turn(self.code, visited)
             if self.visits is not None:
                 # Later programs visit no block that comes after this one's last.
@@ -405,9 +406,6 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
 
 ALL = full(32).hi
 """The progress of a program that has added everything: more than there are blocks."""
-
-SUMS = 2
-"""The most sums of rows: those of key and value."""
 
 
 @dataclass(frozen=True)

@@ -175,14 +175,7 @@ class KernelBuilder:
         return tile.KernelOp(self.name, grid, params, Region(self.block), attributes)
 
 
-def rows_grid(block: int, sequence: int | None = None) -> AffineMapAttr:
-    """Return a grid with a program for each block of rows of a head of a batch.
-
-    If packed sequences have at least `sequence` rows on average, there is one more for
-    each sequence.
-    """
+def rows_grid(block: int) -> AffineMapAttr:
+    """Return a grid with a program for each block of rows of a head of a batch."""
     b, h, rows = (AffineExpr.dimension(i) for i in range(3))
-    blocks = rows.ceil_div(block)
-    if sequence is not None:
-        blocks += rows // sequence
-    return AffineMapAttr(AffineMap(3, 0, (blocks, h, b)))
+    return AffineMapAttr(AffineMap(3, 0, (rows.ceil_div(block), h, b)))

@@ -10,12 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from xdsl.dialects.builtin import AffineMapAttr
 from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 
-from flexc.dialects import tile
+from flexc.dialects import flex, tile
 from flexc.passes.blocksparse.programs.builder import Memory, RowBlock
 from flexc.passes.masks.segments.sequences import PackedSequences, Place, load
 from flexc.passes.scalar.scalar_code import ScalarCode
+
+
+def sequences_grid(block: int) -> AffineMapAttr:
+    """Return a grid with programs for all blocks of rows of long sequences.
+
+    There are at most as many sequences as the rows divided by the mean length of long
+    ones.
+    """
+    b, h, rows = (AffineExpr.dimension(i) for i in range(3))
+    blocks = rows.ceil_div(block) + rows // flex.LONG_SEQUENCE
+    return AffineMapAttr(AffineMap(3, 0, (blocks, h, b)))
+
+
+def blocks_of_sequences(code: ScalarCode, rows: SSAValue, block: int) -> SSAValue:
+    """Write the number of programs of a head in `sequences_grid`."""
+    more = code.div(rows, code.const(flex.LONG_SEQUENCE))
+    return code.add(code.ceildiv(rows, block), more, "m_blocks")
 
 
 def block_of_sequence(

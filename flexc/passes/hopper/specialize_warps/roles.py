@@ -402,7 +402,7 @@ class ConsumerCode(RoleCode):
         self.code.builder.insert(CopyOutOp(view, op.memref, indices, adds))
 
     def copy_whole(self, op: tile.StoreOp, below: SSAValue, output: Output) -> None:
-        """Copy a tile whose rows are all to be written; store another by itself."""
+        """Copy a tile if all of its rows are written, else store it from registers."""
         rows = self.const(shape_of(op.value.type)[0])
         end = self.code.add(self.of(op.operands[index_position(op, 0)]), rows)
         is_whole = self.code.cmp("sle", end, self.of(below))

@@ -20,6 +20,26 @@ func.func @no_rows(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
+func.func @no_sequences(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: sequence_blocks expects long sequences
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
+      {block_m = 64 : i32, sequence_blocks, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return
+}
+
+// -----
+
 func.func @other_ops(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: segments expects blocksparse.segment ops only, got arith.constant
   %out = blocksparse.attention %q, %q, %q
