@@ -249,7 +249,8 @@ class Regathered:
     def _pack(self, tensor: Tensor) -> Tensor | int:
         place = self._places.get((tensor.data_ptr(), tensor.shape))
         if place is None:
-            return tensor
+            # A node that keeps its own output, grad_fn and all, would never be freed.
+            return tensor.detach()
         self._uses += 1
         return place
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -229,10 +230,13 @@ def _run(rank: int, size: int, folder: Path, work: Work, device: str) -> None:
         torch.cuda.set_device(rank)
         torch.set_default_device(device)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size)
+    group = ref(dist.group.WORLD)  # pyright: ignore
     found = work(init_device_mesh(device, (size,), mesh_dim_names=("cp",)))
     (folder / str(rank)).write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+    gc.collect()
+    assert group() is None, "a call keeps the group and its threads"
 
 
 PAIR = (61, 61)

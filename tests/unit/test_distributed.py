@@ -45,7 +45,7 @@ from flexc.distributed.plans import (
     Visits,
     find_route,
 )
-from flexc.distributed.ranks import Parts
+from flexc.distributed.ranks import Parts, Regathered
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.distributed.shared_memory import (
     SharedMemory,
@@ -160,6 +160,18 @@ def test_keys_are_gathered_again(two: Found, case: Case) -> None:
 def test_gathered_keys_are_not_kept(two: Found) -> None:
     for outcomes, _ in two:
         assert outcomes["memory", "all-gather"][1] < 0.6
+
+
+def test_outputs_beside_gathered_keys_are_freed() -> None:
+    own = torch.ones(3, requires_grad=True)
+    with Regathered(list, [own]).within([own.clone()]):
+        out = own.exp()  # Its backward needs its output.
+    (gradient,) = torch.autograd.grad(out.sum(), own, create_graph=True)
+    assert gradient.requires_grad
+    output = weakref.ref(out)
+    del out, gradient
+    gc.collect()
+    assert output() is None
 
 
 @pytest.mark.parametrize("method", ["all-gather", "all-to-all"])
