@@ -296,7 +296,9 @@ def start_kernel(module: ModuleOp, build: Build) -> Background[Kernel]:
 
     def load(spec: KernelSpec) -> Kernel:
         with compiling(compilation):
-            return Kernel(spec)
+            kernel = Kernel(spec)
+        compilation.log_seconds()
+        return kernel
 
     def make() -> Background[Kernel]:
         if build.for_gpu:

@@ -37,6 +37,12 @@ class Compilation:
     logged: bool = False
     """True once the log has its description."""
 
+    def log_seconds(self) -> None:
+        """Log the seconds since the start, most of which a caller may have waited."""
+        if log.isEnabledFor(logging.INFO):
+            seconds = time.monotonic() - self.since
+            log.info("%s is ready after %.1f s", shortened(self.what()), seconds)
+
 
 class Progress:
     """The compilations of all threads of this process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import threading
 import time
@@ -140,3 +141,17 @@ def test_kernels_of_gradients_are_said_with_their_mask(
     assert caplog.messages.count(forward) == 1
     said = f"compiling attention_backward_gradients for cpp, float32 ({text})"
     assert caplog.messages.count(said) == 1
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_kernels_are_said_with_the_time_they_took(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q >= k - 4322  # No other test has this kernel.
+
+    caplog.set_level(logging.INFO, "flexc")
+    q, k, v = (torch.randn(1, 1, 8, 16) for _ in range(3))
+    flexc.flex_attention(q, k, v, mask_mod=mask, backend="cpp")
+    text = r"attention for cpp, float32 \(.*4322, .*\) is ready after \d+\.\d s"
+    assert any(re.fullmatch(text, message) for message in caplog.messages)
