@@ -106,9 +106,11 @@ def test_cpp_sums(dtype: torch.dtype) -> None:
 
 @starts_a_process
 @pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
-def test_triton_sums_in_a_process_that_interprets() -> None:
+def test_triton_sums_in_a_process_that_interprets(
+    request: pytest.FixtureRequest,
+) -> None:
     pytest.importorskip("triton")
-    interpret("-k", "test_triton_sums", __file__)
+    interpret(request, f"{__file__}::test_triton_sums")
 
 
 @within_the_process

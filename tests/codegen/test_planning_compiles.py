@@ -99,8 +99,10 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(600)
 @starts_a_process
 @pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
-def test_in_a_process_that_interprets(tmp_path: Path) -> None:
-    interpret(__file__, FLEXC_CACHE_DIR=str(tmp_path))
+def test_in_a_process_that_interprets(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    interpret(request, __file__, FLEXC_CACHE_DIR=str(tmp_path))
 
 
 @within_the_process

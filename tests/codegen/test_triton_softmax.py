@@ -41,8 +41,10 @@ def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 @pytest.mark.timeout(600)
 @starts_a_process
 @pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
-def test_in_a_process_that_interprets(tmp_path: Path) -> None:
-    interpret(__file__, FLEXC_CACHE_DIR=str(tmp_path))
+def test_in_a_process_that_interprets(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    interpret(request, __file__, FLEXC_CACHE_DIR=str(tmp_path))
 
 
 @within_the_process

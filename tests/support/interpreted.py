@@ -33,17 +33,18 @@ def interpreter_marks(timeout: int) -> list[pytest.MarkDecorator]:
 
 @starts_a_process
 def run_interpreted(request: pytest.FixtureRequest) -> None:
-    """Run the tests of a test's file, or the same sample, by Triton's interpreter."""
+    """Run the tests of a test's file by Triton's interpreter."""
+    interpret(request, str(request.path))
+
+
+def interpret(request: pytest.FixtureRequest, tests: str, **variables: str) -> None:
+    """Run tests, or the same sample, in a process with Triton's interpreter."""
     profile = settings.get_current_profile_name()
     options = ["-m", ""] if profile == "long" else []
     options += [f"--every={request.config.getoption('every')}"]
-    interpret(*options, f"--hypothesis-profile={profile}", str(request.path))
-
-
-def interpret(*options: str, **variables: str) -> None:
-    """Run pytest with options in a process with Triton's interpreter."""
+    options += [f"--hypothesis-profile={profile}", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", *options, tests],
         env=os.environ | {"TRITON_INTERPRET": "1"} | variables,
         capture_output=True,
         text=True,

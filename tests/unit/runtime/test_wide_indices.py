@@ -170,9 +170,11 @@ def test_large_numbers(name: str, backend: str) -> None:
 
 
 @starts_a_process
-def test_large_numbers_in_a_process_that_interprets_triton() -> None:
+def test_large_numbers_in_a_process_that_interprets_triton(
+    request: pytest.FixtureRequest,
+) -> None:
     pytest.importorskip("triton")
-    interpret(__file__, "-k", "test_large_numbers")
+    interpret(request, f"{__file__}::test_large_numbers")
 
 
 def test_large_offsets_into_captures() -> None:
