@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from flexc.runtime.replay import stored_tapes
+from tests.support.interpreted import INTERPRETING
 
 # Calls verify the IR of each kernel before it is printed.
 os.environ["FLEXC_VERIFY"] = "1"
@@ -59,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Drop what --every leaves out, and skip `gpu` tests on a machine without one.
+    """Drop what --every leaves out, and skip what this process or machine cannot run.
 
     A checksum of names chooses: one in N in their order would have few values of a
     parameter that changes fastest. Tests marked `whole` keep all parameters.
@@ -71,12 +72,12 @@ def pytest_collection_modifyitems(
     kept = {i for some in tests.values() for i in some[: -(-len(some) // every)]}
     kept |= {item for item in items if "whole" in item.keywords}
     items[:] = [item for item in items if item in kept]
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a GPU")
+    reasons = {"gpu": "needs a GPU"} if not torch.cuda.is_available() else {}
+    if not INTERPRETING:
+        reasons["interpreted"] = "runs in a process of its own"
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        for name in reasons.keys() & item.keywords.keys():
+            item.add_marker(pytest.mark.skip(reason=reasons[name]))
 
 
 @pytest.fixture

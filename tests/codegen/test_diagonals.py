@@ -1,13 +1,11 @@
 """Sums along diagonals, added up over blocks whose windows of memory overlap.
 
-In C++ and by Triton's interpreter, which runs in a process of its own: Triton decides
-when it is imported whether it interprets.
+In C++ and by Triton's interpreter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
@@ -19,12 +17,6 @@ from flexc.passes import pipelines
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse
-from tests.support.interpreted import interpret, starts_a_process, within_the_process
-
-try:
-    OLD_INTERPRETER = version("triton").startswith("3.6.")
-except PackageNotFoundError:
-    OLD_INTERPRETER = False
 
 N = 16
 ELEMENTS = {torch.float32: "f32", torch.float64: "f64"}
@@ -104,16 +96,7 @@ def test_cpp_sums(dtype: torch.dtype) -> None:
     assert torch.equal(out, summed(x))
 
 
-@starts_a_process
-@pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
-def test_triton_sums_in_a_process_that_interprets(
-    request: pytest.FixtureRequest,
-) -> None:
-    pytest.importorskip("triton")
-    interpret(request, f"{__file__}::test_triton_sums")
-
-
-@within_the_process
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_triton_sums(dtype: torch.dtype) -> None:
     from flexc.codegen.triton.target import TritonTarget

@@ -1,16 +1,10 @@
-"""The kernels that plan masks compile for GPUs, and run in Triton's interpreter.
-
-Triton decides when it is imported whether it interprets: what is run is run in a
-process of its own.
-"""
+"""The kernels that plan masks compile for GPUs, and run in Triton's interpreter."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,17 +21,10 @@ from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
-from tests.support.interpreted import (
-    INTERPRETING,
-    interpret,
-    starts_a_process,
-    within_the_process,
-)
 from tests.support.pairwise import in_turn
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-OLD_INTERPRETER = version("triton").startswith("3.6.")
 CASES = (
     "causal", "documents_per_batch", "head_windows", "boolean_table", "dilated",
     "modalities",
@@ -58,7 +45,6 @@ def specs_of(case: str, target: str = "sm90") -> list[KernelSpec]:
         return lower(plan.attention.module, plan.build)
 
 
-@pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
 @pytest.mark.parametrize(("case", "target"), in_turn(CASES, ["sm90", "gfx942"]))
 def test_compiles(case: str, target: str) -> None:
     from tests.codegen.triton_kernels import compile_spec
@@ -67,7 +53,6 @@ def test_compiles(case: str, target: str) -> None:
         assert compile_spec(spec, target).asm
 
 
-@pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
 def test_order_compiles(target: str) -> None:
     from tests.codegen.triton_kernels import CAPABILITY, compile_spec, vendor_of
@@ -96,16 +81,7 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compiled) == 2
 
 
-@pytest.mark.timeout(600)
-@starts_a_process
-@pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
-def test_in_a_process_that_interprets(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    interpret(request, __file__, FLEXC_CACHE_DIR=str(tmp_path))
-
-
-@within_the_process
+@pytest.mark.interpreted
 @pytest.mark.parametrize("case", CASES)
 def test_interpreted(case: str) -> None:
     shapes: list[tuple[tuple[int, int], Any]] = [

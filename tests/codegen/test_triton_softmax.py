@@ -1,15 +1,9 @@
-"""Softmaxes that bounds of the scores made simpler, by Triton's interpreter.
-
-Triton decides when it is imported whether it interprets: the tests run in a process
-of their own, as those of `tests/property/test_triton_interpreter.py` do.
-"""
+"""Softmaxes that bounds of the scores made simpler, by Triton's interpreter."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +11,10 @@ import torch
 from torch import Tensor
 
 import flexc
-from tests.support.interpreted import interpret, starts_a_process, within_the_process
 from tests.support.reference import attention
 
 pytest.importorskip("triton")
 
-OLD_INTERPRETER = version("triton").startswith("3.6.")
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 3e-3}
 
 
@@ -38,17 +30,7 @@ def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return (q % 2 == 0) & (k >= q)
 
 
-@pytest.mark.timeout(600)
-@starts_a_process
-@pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
-def test_in_a_process_that_interprets(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    interpret(request, __file__, FLEXC_CACHE_DIR=str(tmp_path))
-
-
-@within_the_process
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of log(0)
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("cap", [5, 20, 50])
 @pytest.mark.parametrize("size", [0.25, 100.0])

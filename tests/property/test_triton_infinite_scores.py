@@ -18,21 +18,13 @@ from tests.support.infinite_scores import (
     expected,
     tensors,
 )
-from tests.support.interpreted import (
-    interpreter_marks,
-    run_interpreted,
-    within_the_process,
-)
 
 pytest.importorskip("triton.language")
 
 pytestmark = [
-    *interpreter_marks(1800),
+    pytest.mark.interpreted,
     pytest.mark.usefixtures("splats_of_comparisons"),
 ]
-
-
-test_in_a_process_that_interprets = run_interpreted
 
 
 def results(query: Tensor, key: Tensor, value: Tensor, mod: Any, scale: float) -> Any:
@@ -47,7 +39,6 @@ def results(query: Tensor, key: Tensor, value: Tensor, mod: Any, scale: float) -
     return Results(out, rest.lse, rest.max_scores)
 
 
-@within_the_process
 @pytest.mark.parametrize("name", MODS)
 def test_mods(name: str) -> None:
     inputs = tensors()
@@ -55,7 +46,6 @@ def test_mods(name: str) -> None:
     check(found, expected(*inputs, MODS[name], 0.25))
 
 
-@within_the_process
 @pytest.mark.parametrize("scale", SCALES)
 def test_scales(scale: float) -> None:
     query, key, value = tensors()

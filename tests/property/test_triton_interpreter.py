@@ -12,40 +12,29 @@ from tests.property.gradient_cases import GradientCase
 from tests.property.gradient_checks import check_gradients, check_tangents
 from tests.property.gradient_strategies import gradient_cases
 from tests.property.strategies import cases
-from tests.support.interpreted import (
-    DTYPES,
-    interpreter_marks,
-    run_interpreted,
-    within_the_process,
-)
+from tests.support.interpreted import DTYPES
 
 pytest.importorskip("triton.language")
 
 pytestmark = [
-    *interpreter_marks(7200),
+    pytest.mark.interpreted,
     pytest.mark.usefixtures("splats_of_comparisons"),
 ]
 
 LEVEL = settings().max_examples
 
 
-test_in_a_process_that_interprets = run_interpreted
-
-
-@within_the_process
 @given(cases(DTYPES, longest=65), st.sampled_from((None, 16, 32)))
 def test_results_are_those_of_dense_attention(case: Case, block: int | None) -> None:
     check_backend(case, "triton", block)
 
 
-@within_the_process
 @settings(max_examples=max(1, LEVEL // 4))
 @given(gradient_cases(DTYPES, longest=33))
 def test_gradients(given: GradientCase) -> None:
     check_gradients(given, "triton")
 
 
-@within_the_process
 @settings(max_examples=max(1, LEVEL // 12))
 @given(gradient_cases(DTYPES, longest=33))
 def test_tangents(given: GradientCase) -> None:

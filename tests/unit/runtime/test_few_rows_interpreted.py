@@ -11,20 +11,13 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
 from flexc.runtime.attention import run as running
-from tests.support.interpreted import (
-    interpreter_marks,
-    run_interpreted,
-    within_the_process,
-)
 from tests.support.pages import in_pages
 from tests.support.pairwise import pairwise
 from tests.support.reference import attention
 
 pytest.importorskip("triton.language")
 
-pytestmark = interpreter_marks(600)
-
-test_in_a_process = run_interpreted
+pytestmark = pytest.mark.interpreted
 
 SLOPES = torch.rand(8)
 
@@ -87,7 +80,6 @@ def check(
         assert result[0].stride() == q.stride()
 
 
-@within_the_process
 @pytest.mark.parametrize(
     ("case", "q_len", "splits"), pairwise(list(CALLS), [1, 4], [1, 5])
 )
@@ -98,21 +90,18 @@ def test_heads_of_a_group(
     check(q_len, 700, CALLS[case])
 
 
-@within_the_process
 @pytest.mark.parametrize("q_len", [1, 3, 16])
 def test_tables(q_len: int) -> None:
     for kv_len in (300, 3000):
         check(q_len, kv_len, (alibi, scattered), tables=True)
 
 
-@within_the_process
 @pytest.mark.parametrize("group", [1, 5, 16])
 def test_groups(group: int) -> None:
     check(2, 200, (None, causal), group)
     check(16, 200, (None, causal), group, interleaved=True)
 
 
-@within_the_process
 @pytest.mark.parametrize("dims", [(80, 80), (72, 136), (200, 64)])
 def test_rows_in_two_tiles(dims: tuple[int, int]) -> None:
     check(2, 200, (alibi, causal), dims=dims)
@@ -122,7 +111,6 @@ SHAPES = ((8, 1), (2, 150), (2, 150))
 """The heads and lengths of queries, keys and other values."""
 
 
-@within_the_process
 @pytest.mark.parametrize("dims", [(72, 66), (64, 64), (80, 48), (144, 128)])
 def test_values_in_keys(dims: tuple[int, int]) -> None:
     """Values that are a view of keys are read with them, if a tile of keys holds them.
@@ -142,7 +130,6 @@ def test_values_in_keys(dims: tuple[int, int]) -> None:
         torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)
 
 
-@within_the_process
 @pytest.mark.parametrize("size", [16, 128])
 def test_memory_beyond_the_keys_may_be_nan(size: int) -> None:
     """If the mask knows of positions of keys only, as lengths do."""
@@ -169,7 +156,6 @@ def test_memory_beyond_the_keys_may_be_nan(size: int) -> None:
     torch.testing.assert_close(got.double(), exact.out, atol=4e-3, rtol=4e-3)
 
 
-@within_the_process
 def test_small_numbers_of_64_bits() -> None:
     """A bound of keys compares a captured number with the largest that it takes."""
     query, key = torch.randn(2, 1, 40, 16), torch.randn(2, 1, 32, 16)

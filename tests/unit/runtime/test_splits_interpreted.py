@@ -12,18 +12,11 @@ from torch.nn.attention.flex_attention import AuxRequest
 import flexc
 from flexc.runtime.attention import run as running
 from flexc.runtime.kernels.driver import counters
-from tests.support.interpreted import (
-    interpreter_marks,
-    run_interpreted,
-    within_the_process,
-)
 from tests.support.reference import attention
 
 pytest.importorskip("triton.language")
 
-pytestmark = interpreter_marks(600)
-
-test_in_a_process = run_interpreted
+pytestmark = pytest.mark.interpreted
 
 Mod = Callable[..., Any] | None
 
@@ -41,7 +34,6 @@ CALLS: dict[str, tuple[int, int, Mod, Mod]] = {
 }
 
 
-@within_the_process
 @pytest.mark.parametrize("case", CALLS)
 def test_split_and_combined(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q_len, kv_len, score_mod, mask_mod = CALLS[case]

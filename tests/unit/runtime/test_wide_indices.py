@@ -20,16 +20,11 @@ from flexc.runtime.kernels import (
 )
 from flexc.runtime.kernels.build import NO_CALL, Build
 from flexc.runtime.replay import repeats
-from tests.support.interpreted import (
-    INTERPRETING,
-    interpret,
-    starts_a_process,
-)
 from tests.support.pairwise import in_turn
 from tests.support.reference import MaskMod, ScoreMod
 from tests.unit.frontend.evaluate import import_mods
 
-BACKENDS = ["triton"] if INTERPRETING else ["cpp", "eager"]
+BACKENDS = ["cpp", "eager", pytest.param("triton", marks=pytest.mark.interpreted)]
 
 MANY = 100_000
 
@@ -167,14 +162,6 @@ def test_long_sequences(name: str, lengths: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", SHORT)
 def test_large_numbers(name: str, backend: str) -> None:
     check(SHORT[name], problem(12, 20, batch=3), backend=backend)
-
-
-@starts_a_process
-def test_large_numbers_in_a_process_that_interprets_triton(
-    request: pytest.FixtureRequest,
-) -> None:
-    pytest.importorskip("triton")
-    interpret(request, f"{__file__}::test_large_numbers")
 
 
 def test_large_offsets_into_captures() -> None:
