@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -154,6 +156,23 @@ def compile_spec(spec: KernelSpec, target: str) -> Any:
     )
     options = TRITON.options(spec)
     return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def check_names(sources: Sequence[str], path: Path) -> None:
+    """Undefined and unused names are bugs of the printer or of a pass."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    for i, source in enumerate(sources):
+        (path / f"{i}.py").write_text(source)
+    done = subprocess.run(
+        [ruff, "check", "--isolated", "--select", "F", "."],
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def sass_of(kernel: Any, path: Path) -> str:
