@@ -21,6 +21,7 @@ from flexc.runtime.autograd.gradient_programs import parts_for
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
+from tests.support.dense_gradients import attention
 from tests.support.pairwise import in_turn
 from tests.support.threads import torch_threads
 
@@ -216,19 +217,9 @@ def bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 def exact(call: Call, mask: Any) -> list[Tensor]:
     *inputs, d_out = (t.double() for t in call.inputs())
-    inputs = [t.requires_grad_() for t in inputs]
-    query, key, value = inputs
-    group = call.heads // call.kv_heads
-    key, value = (t.repeat_interleave(group, 1).expand(2, -1, -1, -1)
-                  for t in (key, value))  # fmt: skip
-    b, h, q, k = torch.meshgrid(
-        *map(torch.arange, (2, call.heads, call.q_len, call.kv_len)), indexing="ij"
-    )
-    scores = bias(query @ key.transpose(-1, -2) / 24**0.5, b, h, q, k)
-    live = torch.ones_like(q, dtype=torch.bool) if mask is None else mask(b, h, q, k)
-    weights = scores.masked_fill(~live, -torch.inf).softmax(-1)
-    weights = torch.where(live.any(-1, keepdim=True), weights, 0.0)
-    return list(torch.autograd.grad(weights @ value, inputs, d_out))
+    query, key, value = (t.requires_grad_() for t in inputs)
+    out = attention(query, key, value, bias, mask).out
+    return list(torch.autograd.grad(out, [query, key, value], d_out))
 
 
 @pytest.mark.parametrize(("call", "mask"), in_turn(CALLS, list(MASKS)))

@@ -13,11 +13,11 @@ import flexc
 from tests.support.infinite_scores import (
     MODS,
     SCALES,
-    Results,
     check,
     expected,
     tensors,
 )
+from tests.support.reference import Reference
 
 pytest.importorskip("triton.language")
 
@@ -36,7 +36,7 @@ def results(query: Tensor, key: Tensor, value: Tensor, mod: Any, scale: float) -
             kernel_options=tiles,
         )  # fmt: skip
     out, rest = result
-    return Results(out, rest.lse, rest.max_scores)
+    return Reference(out, rest.lse, rest.max_scores)
 
 
 @pytest.mark.parametrize("name", MODS)

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tests.support.reference import apply_mods
+from tests.support.reference import Reference, attention
 
 LENGTH = 40
 INF, NAN = math.inf, math.nan
 LOWEST = torch.finfo(torch.float32).min
 
 ScoreMod = Callable[..., Tensor]
-
-
-class Results(NamedTuple):
-    out: Tensor
-    lse: Tensor
-    max_scores: Tensor
 
 
 def added(by_row: bool = False, **places: float) -> ScoreMod:
@@ -92,23 +85,14 @@ def tensors(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
 
 def expected(
     query: Tensor, key: Tensor, value: Tensor, mod: ScoreMod | None, scale: float
-) -> Results:
+) -> Reference:
     """As torch's unfused attention: scores in the type that kernels have them in."""
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-    products = (query.to(wide) @ key.to(wide).mT) * scale
-    batches = range(products.shape[0])
-    heads = range(products.shape[1])
-    scores = torch.stack([
-        torch.stack([apply_mods(products[b, h], mod, None, b, h, 0) for h in heads])
-        for b in batches
-    ])  # fmt: skip
-    masked = (scores == -INF).all(-1, keepdim=True)
-    weights = torch.where(masked, 0.0, scores.softmax(-1))
-    return Results(weights @ value.to(wide), scores.logsumexp(-1), scores.amax(-1))
+    return attention(query, key, value, mod, scale=scale, precision=wide)
 
 
-def check(found: Results, want: Results, what: str = "", tol: float = 3e-5) -> None:
-    for name, got, exact in zip(Results._fields, found, want, strict=True):
+def check(found: Reference, want: Reference, what: str = "", tol: float = 3e-5) -> None:
+    for name, got, exact in zip(Reference._fields, found, want, strict=True):
         torch.testing.assert_close(
             got.double(),
             exact.double(),

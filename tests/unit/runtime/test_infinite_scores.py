@@ -20,25 +20,25 @@ from tests.support.infinite_scores import (
     INF,
     MODS,
     SCALES,
-    Results,
     added,
     check,
     expected,
     tensors,
 )
 from tests.support.pairwise import in_turn
+from tests.support.reference import Reference
 
 SCALE = 0.25
 
 
-def results(*inputs: Any, backend: str = "cpp", **kwargs: Any) -> Results:
+def results(*inputs: Any, backend: str = "cpp", **kwargs: Any) -> Reference:
     aux = AuxRequest(lse=True, max_scores=True)
     with torch.no_grad():
         result: Any = flexc.flex_attention(
             *inputs, return_aux=aux, backend=backend, **kwargs
         )
     out, rest = result
-    return Results(out, rest.lse, rest.max_scores)
+    return Reference(out, rest.lse, rest.max_scores)
 
 
 @pytest.mark.parametrize("backend", ["cpp", "eager"])
@@ -90,7 +90,7 @@ def test_levels(name: str | None, target: str) -> None:
     module, args = attention_module(inputs, mod, None, None, scale)
     blocks = (64, 16) if half else (16, 16)
     for level, each, given in lowered(module, args, target, *blocks):
-        found = Results(*run_module(each, given))
+        found = Reference(*run_module(each, given))
         check(found, want, level, tol=2e-2 if half else 3e-5)
 
 
@@ -102,7 +102,7 @@ def test_infinities_of_torch() -> None:
         want = expected(*inputs, mod, SCALE)
         got: Any = torchs.flex_attention(*inputs, mod, scale=SCALE, return_lse=True)
         out, lse = got
-        check(Results(out, lse, want.max_scores), want)
+        check(Reference(out, lse, want.max_scores), want)
 
 
 # Gradients.
