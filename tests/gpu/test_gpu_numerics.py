@@ -6,7 +6,7 @@ and what rounding the exact result takes besides.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
 from flexc.runtime.kernels.driver import counters
+from tests.gpu.gradients import Sizes, qkv_of
 from tests.support.corpus import CORPUS, Mods
 from tests.support.filled_memory import poisoned
 from tests.support.reference import Reference, attention
@@ -27,25 +28,8 @@ LENGTHS = ((1, 1), (1, 300), (127, 129), (128, 128), (300, 1), (513, 257))
 DEVICE = "cuda"
 
 
-class Sizes(NamedTuple):
-    """The sizes of one call."""
-
-    batch: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    q_len: int = 200
-    kv_len: int = 333
-    head_dim: int = 64
-    value_dim: int = 64
-
-
 def inputs(s: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = (
-        (s.batch, s.heads, s.q_len, s.head_dim),
-        (s.batch, s.kv_heads, s.kv_len, s.head_dim),
-        (s.batch, s.kv_heads, s.kv_len, s.value_dim),
-    )
-    q, k, v = (torch.randn(shape, device=DEVICE).to(dtype) for shape in shapes)
+    q, k, v = qkv_of(s, dtype, DEVICE)
     return q, k, v
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 import flexc
 from flexc.errors import CacheError
 from flexc.runtime.kernels.driver import counters
-from tests.gpu.test_gpu_numerics import Sizes, inputs, mods_of
+from tests.gpu.gradients import Sizes
+from tests.gpu.test_gpu_numerics import inputs, mods_of
 from tests.gpu.test_gpu_splits import QKV, check
 from tests.support.corpus import Mods
 from tests.support.filled_memory import poisoned

@@ -15,7 +15,8 @@ import flexc
 from flexc.errors import ScheduleError
 from flexc.runtime.explain.subject import ScheduleFacts
 from flexc.runtime.kernels.driver import counters
-from tests.gpu.test_gpu_numerics import Sizes, check, inputs, mods_of
+from tests.gpu.gradients import Sizes
+from tests.gpu.test_gpu_numerics import check, inputs, mods_of
 from tests.support.corpus import Mods
 from tests.support.filled_memory import poisoned
 from tests.support.reference import Reference

@@ -12,7 +12,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import flexc
 from flexc.runtime.attention import run as running
 from flexc.runtime.kernels.driver import counters
-from tests.gpu.test_gpu_numerics import Sizes, close, inputs, mods_of
+from tests.gpu.gradients import Sizes
+from tests.gpu.test_gpu_numerics import close, inputs, mods_of
 from tests.support.corpus import Mods
 from tests.support.filled_memory import poisoned
 from tests.support.reference import attention
