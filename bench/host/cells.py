@@ -24,9 +24,6 @@ FORWARD, RECORDED, TRAINING = PASSES = ("forward", "recorded", "training")
 EAGER, COMPILED, GRAPH = MODES = ("eager", "compiled", "graph")
 """A call of its own, within `torch.compile(fullgraph=True)`, replays of a graph."""
 
-PLANNED = "-mask-mod"
-"""The end of a variant's name whose mask is given as a function, to be planned."""
-
 
 def window(B: int, H: int, S: int, dtype: torch.dtype, device: Device) -> Mods:
     """An eighth of the sequence, which is that of other benchmarks at 8,192 tokens."""
@@ -55,7 +52,7 @@ VARIANTS: dict[str, Callable[..., Mods]] = {
     "window": window,
     "sliding": sliding,
     "document": ANCHORS["document"].build,
-    f"document{PLANNED}": ANCHORS["document"].build,
+    "document-mask-mod": ANCHORS["document"].build,  # Its blocks are to be planned.
 }
 
 
@@ -101,11 +98,6 @@ class Cell(NamedTuple):
     shape: Shape
     mode: str
     kind: str
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the mask is planned by the call."""
-        return self.variant.endswith(PLANNED)
 
 
 def cells(

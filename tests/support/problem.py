@@ -55,7 +55,6 @@ class Case:
 
     name: str
     build: Callable[[Problem], Mods]
-    notes: str
 
     def factory(
         self, B: int, H: int, Hkv: int, Sq: int, Skv: int, device: Device = "cpu"
@@ -69,5 +68,5 @@ CORPUS: dict[str, Case] = {}
 
 def case(build: Callable[[Problem], Mods]) -> Callable[[Problem], Mods]:
     """Enter a factory into the corpus under its function's name."""
-    CORPUS[build.__name__] = Case(build.__name__, build, build.__doc__ or "")
+    CORPUS[build.__name__] = Case(build.__name__, build)
     return build
