@@ -26,8 +26,7 @@ from flexc.runtime.tapes.tape import Number, Tape
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
-    from flexc.runtime.kernels.driver import Compiled
-    from flexc.runtime.kernels.proofs import Proofs
+    from flexc.runtime.kernels.driver import Compiled, Proved
 
 KEYS = 1, 2
 """The places of key and value among the tensors of a call."""
@@ -60,9 +59,8 @@ class GrowingCalls:
             self._tapes.clear()
         call = self._bind(tensors)
         facts = call.key_facts()
-        proofs = proofs_of(call, compiled)
         self._compiled[facts] = compiled
-        self._tapes[decisions(call, facts, compiled, proofs)] = tape
+        self._tapes[decisions(call, facts, call.proved_in(compiled))] = tape
 
     def tape(self, tensors: Sequence[Any]) -> Tape | None:
         """Return the tape with the decisions for these tensors, None without one.
@@ -80,10 +78,10 @@ class GrowingCalls:
             return None
         captures = compiled.attention.arguments(call.signature.captures)
         compiled.reads.check(call.pairs, captures)
-        proofs = proofs_of(call, compiled)
-        if call.plans_blocks(compiled.mask(proofs)):
+        proved = compiled.proved(call.query, call.key, captures)
+        if call.plans_blocks(proved.mask):
             return None
-        return self._tapes.get(decisions(call, facts, compiled, proofs))
+        return self._tapes.get(decisions(call, facts, proved))
 
     def _bind(self, tensors: Sequence[Any]) -> Attention:
         """Return the call with a key, a value and captures."""
@@ -92,19 +90,11 @@ class GrowingCalls:
         return replace(self._blank, key=key, value=value, signature=signature)
 
 
-def proofs_of(call: Attention, compiled: Compiled) -> Proofs:
-    """Return the proofs of a call."""
-    captures = compiled.attention.arguments(call.signature.captures)
-    return compiled.proofs(call.query, call.key, captures)
-
-
-def decisions(
-    call: Attention, facts: Hashable, compiled: Compiled, proofs: Proofs
-) -> Hashable:
+def decisions(call: Attention, facts: Hashable, proved: Proved) -> Hashable:
     """Return what the steps of a call depend on, apart from what replays read."""
     from flexc.runtime.attention.run import count_splits
 
-    return facts, proofs, count_splits(call, compiled, proofs)
+    return facts, proved.proofs, count_splits(call, proved)
 
 
 def are_same(given: Sequence[Any], seen: Sequence[Any]) -> bool:
@@ -176,8 +166,8 @@ def remember(
     # Numbers that Python computes from captured ones are written into the tape.
     if any(i.number is not None for i in compiled.attention.inputs):
         return
-    mask = compiled.mask(proofs_of(call, compiled))
-    if call.tables is None and not call.plans_blocks(mask):
+    planned = call.plans_blocks(call.proved_in(compiled).mask)
+    if call.tables is None and not planned:
         calls = _known.find(kind, lambda calls: calls.traced is call.traced)
         calls = calls or _known.add(kind, GrowingCalls(call))
         calls.add(tensors, compiled, tape)

@@ -80,13 +80,10 @@ def stored(kept: torch.dtype, per: str, **options: Any) -> Attention:
 def lower(call: Attention, target: str = "sm90") -> KernelSpec:
     rows = few_rows(call)
     assert rows is not None
-    compiled = fold(call, rows, ())[0].compiled().split
-    captures = compiled.attention.arguments(call.signature.captures)
-    proofs = compiled.proofs(call.query, call.key, captures)
-    module = proofs.stated_in(compiled.attention.module)
-    build = replace(compiled.build, capability=triton_kernels.CAPABILITY[target])
+    proved = call.proved_in(fold(call, rows, ())[0].compiled().split)
+    build = replace(proved.build, capability=triton_kernels.CAPABILITY[target])
     with triton_kernels.vendor_of(target):
-        return driver.lower(module.clone(), build, TRITON)
+        return driver.lower(proved.module.clone(), build, TRITON)
 
 
 CALLS = {

@@ -30,7 +30,7 @@ from flexc.runtime.inputs.tensor_facts import (
 )
 from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
-from flexc.runtime.kernels.driver import Compiled, trace_mods
+from flexc.runtime.kernels.driver import Compiled, Proved, trace_mods
 from flexc.runtime.kernels.proofs import MaskReading
 from flexc.runtime.planner.tables import column_tables, plan_tables
 from flexc.runtime.tapes.gpus import (
@@ -111,9 +111,7 @@ class Attention:
 
     def start_kernel(self) -> None:
         """Start to compile the call's kernel."""
-        compiled = self.compiled()
-        captures = compiled.attention.arguments(self.signature.captures)
-        compiled.start(compiled.proofs(self.query, self.key, captures))
+        self.proved_in(self.compiled()).start()
 
     def resolve_tables(self, both: bool = False) -> Attention:
         """Return this call with the tables that its kernels read.
@@ -152,7 +150,7 @@ class Attention:
         compiled.reads.check(self.pairs, captures)
         if self.computed_by.is_dense:
             return given
-        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
+        mask = compiled.proved(self.query, self.key, captures).mask
         if mask.has_bounds:
             return None
         if not self.plans_blocks(mask):
@@ -174,7 +172,7 @@ class Attention:
         Return None if they are those of attention, the given ones.
         """
         compiled, captures = self._compiled_without_tables()
-        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
+        mask = compiled.proved(self.query, self.key, captures).mask
         found = mask.derivative_block(block)
         if found is None or not compiled.reads.have_one_index(found, captures):
             return None
@@ -274,6 +272,11 @@ class Attention:
         if found is None:
             found = mods.compiled[build] = Compiled(mods, build)
         return found
+
+    def proved_in(self, compiled: Compiled) -> Proved:
+        """Return what `compiled` has for calls with the proofs of this call."""
+        captures = compiled.attention.arguments(self.signature.captures)
+        return compiled.proved(self.query, self.key, captures)
 
     def trace(self) -> CapturedMods:
         """Return the traced mods."""

@@ -21,7 +21,7 @@ from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, hand_back
 from flexc.runtime.inputs.arguments import Outputs, Results
 from flexc.runtime.inputs.tensor_facts import sum_dtype
-from flexc.runtime.kernels.driver import Compiled
+from flexc.runtime.kernels.driver import Compiled, Proved
 from flexc.runtime.kernels.proofs import Proofs
 from flexc.runtime.tapes.gpus import multiprocessors
 from flexc.runtime.tapes.recorder import without_dispatch_modes
@@ -158,13 +158,12 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
     if call.computed_by.is_dense:
         _run_eagerly(compiled, args, wanted)
         return
-    proofs = compiled.proofs(call.query, call.key, captures)
-    splits = count_splits(call, compiled, proofs)
+    proved = compiled.proved(call.query, call.key, captures)
+    splits = count_splits(call, proved)
     if splits > 1:
-        _launch_split(compiled, proofs, args, results, splits)
+        _launch_split(compiled, proved.proofs, args, results, splits)
         return
-    kernel = compiled.kernel(proofs)
-    kernel(call.query, [*args, *wanted])
+    proved.kernel(call.query, [*args, *wanted])
 
 
 def _inputs(call: Attention, captures: Sequence[Any]) -> list[Any]:
@@ -188,7 +187,7 @@ def check_all_pairs(call: Attention) -> None:
         compiled.reads.check_all(_inputs(call, captures))
 
 
-def count_splits(call: Attention, compiled: Compiled, proofs: Proofs) -> int:
+def count_splits(call: Attention, proved: Proved) -> int:
     """Return the number of splits of each row's keys, 1 for none.
 
     Keys are split if that saves time, and rows are few or the options ask for splits.
@@ -205,11 +204,11 @@ def count_splits(call: Attention, compiled: Compiled, proofs: Proofs) -> int:
         b = 1
     if call.computed_by.for_cpu:
         most = min(CPU_PROGRAMS // h, _most_keys(call) // CPU_KEYS)
-        return 1 if most < 2 or has_band(compiled.simple(proofs)) else most
+        return 1 if most < 2 or has_band(proved.simple) else most
     count = multiprocessors(call.query.device)
     if b * h >= count or call.key.size(2) <= LENGTH_MULTIPLE:
         return 1
-    rows = compiled.rows(proofs)
+    rows = proved.rows
     if rows.banded and call.tables is None:
         return 1
     tile = rows.tile
@@ -245,7 +244,7 @@ def _launch_split(
     dtype = sum_dtype(out.dtype)
     options: Any = {"dtype": dtype, "device": out.device}
     parts = [torch.empty(s, **options) for s in ((*rows, value_dim), rows, rows)]
-    compiled.split.kernel(proofs).run(*rows, [*args, splits, *parts])
+    compiled.split.under(proofs).kernel.run(*rows, [*args, splits, *parts])
     lse = torch.empty((b, h, q_len), **options) if lse is None else lse
     # Splits are a dimension of their own, behind the rows.
     parts = [p.unflatten(0, (b, splits)).movedim(1, 3) for p in parts]

@@ -37,17 +37,17 @@ from flexc.runtime.inputs.tensor_facts import (
     largest_offset,
 )
 from flexc.runtime.kernels.build import Build, Roles
-from flexc.runtime.kernels.driver import Compiled, start_kernel
+from flexc.runtime.kernels.driver import Compiled, Proved, start_kernel
 from flexc.runtime.kernels.kernel import Kernel
-from flexc.runtime.kernels.proofs import Proofs, attention_of
+from flexc.runtime.kernels.proofs import attention_of
 from flexc.runtime.kernels.schedules import obstacle_to_roles
 from flexc.runtime.process.recent import Background, Recent
 from flexc.runtime.tapes.gpus import multiprocessors
 
 INPUTS = ("query", "key", "value")
 
-_programs: WeakKeyDictionary[Compiled, dict[Any, Program]] = WeakKeyDictionary()
-"""Programs of a compiled call, by proofs and derivative."""
+_programs: WeakKeyDictionary[Proved, dict[Any, Program]] = WeakKeyDictionary()
+"""Programs of a compiled call under its proofs, by derivative."""
 
 _moderate: WeakKeyDictionary[Compiled, Recent[bool]] = WeakKeyDictionary()
 """Results of `is_moderate` for a compiled call, by rounded sizes and by numbers."""
@@ -82,11 +82,11 @@ class DerivativeFacts:
         self.aligned = self.compiled.build.call.alignment is not None
         proofs = self.compiled.proofs(self.call.query, self.call.key, self.captures)
         # The tiles of derivatives do not depend on the number of keys.
-        self.proofs = replace(proofs, few_keys=False)
+        self.proved = self.compiled.under(replace(proofs, few_keys=False))
 
     def simple(self) -> flex.AttentionOp:
         """Return the simplified attention op of the call."""
-        return self.compiled.simple(self.proofs)
+        return self.proved.simple
 
     @property
     def listed(self) -> Sequence[Tensor]:
@@ -121,7 +121,7 @@ class DerivativeFacts:
             tuple(self.facts([*self.listed, *moving]).items()),
         )
         for way in ways(self.call, self.compiled.build, self.simple, along):
-            program = program_for(self.compiled, self.proofs, derivative, way)
+            program = program_for(self.proved, derivative, way)
             if not program.is_refused:
                 return program
         raise AssertionError("two kernels serve every derivative")
@@ -302,23 +302,15 @@ def is_moderate(call: Attention, compiled: Compiled) -> bool:
     return _moderate.setdefault(compiled, Recent(MAX_KNOWN)).get(key, is_bounded)
 
 
-def program_for(
-    compiled: Compiled,
-    proofs: Proofs,
-    derivative: Derivative,
-    one_pass: OnePass,
-) -> Program:
+def program_for(proved: Proved, derivative: Derivative, one_pass: OnePass) -> Program:
     """Return the program of a derivative, made once. Its kernels start to compile."""
-    programs = _programs.setdefault(compiled, {})
-    key = (proofs, derivative, one_pass)
+    programs = _programs.setdefault(proved, {})
+    key = (derivative, one_pass)
     if key not in programs:
-        module = proofs.stated_in(compiled.attention.module)
-        expanded = derivative_module(module, derivative)
+        expanded = derivative_module(proved.module, derivative)
         expand(expanded, one_pass)
-        roles = may_have_roles(
-            compiled.build, lambda: compiled.simple(proofs), derivative.along
-        )
-        program = Program(expanded, compiler_for(compiled.build, roles))
+        roles = may_have_roles(proved.build, lambda: proved.simple, derivative.along)
+        program = Program(expanded, compiler_for(proved.build, roles))
         program.start()
         programs[key] = program
     return programs[key]

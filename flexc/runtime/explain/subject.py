@@ -24,14 +24,14 @@ from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
 from flexc.runtime.attention.run import count_splits
 from flexc.runtime.autograd.template import outputs_with_lse
-from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec, residents_of
+from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec
 from flexc.runtime.kernels.proofs import (
     MIN_PLANNED_PAIRS,
     Known,
     MaskReading,
     attention_of,
 )
-from flexc.runtime.kernels.schedules import Candidates, Schedule, candidates
+from flexc.runtime.kernels.schedules import Candidates, Schedule
 
 BlockSource = Literal["no mask", "bounds", "planned", "tables", "every pair"]
 """The way to find the blocks to visit."""
@@ -59,9 +59,8 @@ class Subject:
         call = call.with_traced()
         compiled = replace(call, tables=None).compiled()
         captures = compiled.attention.arguments(call.signature.captures)
-        proofs = compiled.proofs(call.query, call.key, captures)
-        module = proofs.stated_in(compiled.attention.module)
-        simple, reading = compiled.simple(proofs), compiled.mask(proofs)
+        proved = compiled.proved(call.query, call.key, captures)
+        module, simple, reading = proved.module, proved.simple, proved.mask
         return cls(call, compiled, captures, module, simple, reading)
 
     @cached_property
@@ -268,14 +267,11 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     if (rows := few_rows(call)) is not None:
         call, _ = fold(call, rows, ())
     compiled = compiled_for(subject, call)
-    build, captures = compiled.build, subject.captures
-    proofs = compiled.proofs(call.query, call.key, captures)
-    splits = count_splits(call, compiled, proofs)
+    proved = compiled.proved(call.query, call.key, subject.captures)
+    splits = count_splits(call, proved)
     if splits > 1:
-        compiled = compiled.split
-        build = compiled.build
-    spec = known_spec(proofs.stated_in(compiled.attention.module), build)
-    found = candidates(build, lambda: residents_of(compiled.simple(proofs), build))
+        proved = compiled.split.under(proved.proofs)
+    spec, found = known_spec(proved.module, proved.build), proved.candidates
     if spec is not None:
         return ScheduleFacts(spec.schedule, found, spec.rejected, splits)
     only = found.schedules[0].label if len(found.schedules) == 1 else None

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -66,6 +67,7 @@ from flexc.runtime.kernels.proofs import (
 from flexc.runtime.kernels.schedules import (
     SIMPLE,
     TRITON,
+    Candidates,
     Schedule,
     candidates,
     choose,
@@ -99,6 +101,51 @@ class ProgramRows:
     """True if rows see a band of columns of bounded width, and few other columns."""
 
 
+class Proved:
+    """The kernel and the analyses of a `flex` module, for calls with the same proofs.
+
+    It does not refer to `Compiled`, whose kernels are freed with their last reference.
+    """
+
+    def __init__(self, module: ModuleOp, build: Build, proofs: Proofs):
+        self.module = proofs.stated_in(module)
+        """The module, which states the proved facts."""
+        self.build = build
+        self.proofs = proofs
+        self._started: Background[Kernel] | None = None
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.start().get()
+
+    def start(self) -> Background[Kernel]:
+        """Start to make the kernel, unless it exists."""
+        if self._started is None:
+            self._started = start_kernel(self.module, self.build)
+        return self._started
+
+    @cached_property
+    def simple(self) -> flex.AttentionOp:
+        """The simplified attention op."""
+        return simple_attention(self.module)
+
+    @cached_property
+    def mask(self) -> MaskReading:
+        """The way to find the mask's blocks. The module must have no tables."""
+        return read_mask(self.simple, convert_for(self.build))
+
+    @property
+    def candidates(self) -> Candidates:
+        """The schedules that suit a GPU kernel."""
+        return candidates(self.build, lambda: residents_of(self.simple, self.build))
+
+    @cached_property
+    def rows(self) -> ProgramRows:
+        """The rows of a GPU program."""
+        convert = convert_for(self.build, self.candidates.schedules[0])
+        return ProgramRows(convert.tile_sizes(self.simple), has_band(self.simple))
+
+
 class Compiled:
     """Traced mods, their `flex` module, and a kernel for each outcome of proofs."""
 
@@ -116,47 +163,19 @@ class Compiled:
         self.build = without_unused_program_rows(self.attention.module, build)
         self.proofs = Prover(self.attention.module, build)
         """Proves facts of a call from its query, key and captured arguments."""
-        self._kernels: dict[Proofs, Background[Kernel]] = {}
-        self._simple: dict[Proofs, flex.AttentionOp] = {}
-        self._masks: dict[Proofs, MaskReading] = {}
-        self._rows: dict[Proofs, ProgramRows] = {}
+        self._proved: dict[Proofs, Proved] = {}
 
-    def kernel(self, proofs: Proofs) -> Kernel:
-        """Return the kernel for calls with these proofs."""
-        return self.start(proofs).get()
+    def proved(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proved:
+        """Prove facts of a call, and return what is compiled for calls like it."""
+        return self.under(self.proofs(query, key, captures))
 
-    def start(self, proofs: Proofs) -> Background[Kernel]:
-        """Start to make the kernel for calls with these proofs, unless one exists."""
-        if proofs not in self._kernels:
-            module = proofs.stated_in(self.attention.module)
-            self._kernels[proofs] = start_kernel(module, self.build)
-        return self._kernels[proofs]
-
-    def simple(self, proofs: Proofs) -> flex.AttentionOp:
-        """Return the simplified attention op of calls with these proofs."""
-        if proofs not in self._simple:
-            module = proofs.stated_in(self.attention.module)
-            self._simple[proofs] = simple_attention(module)
-        return self._simple[proofs]
-
-    def mask(self, proofs: Proofs) -> MaskReading:
-        """Return how calls with these proofs find their mask's blocks.
-
-        The module must have no tables.
-        """
-        if proofs not in self._masks:
-            convert = convert_for(self.build)
-            self._masks[proofs] = read_mask(self.simple(proofs), convert)
-        return self._masks[proofs]
-
-    def rows(self, proofs: Proofs) -> ProgramRows:
-        """Return the rows of a GPU program for calls with these proofs."""
-        if proofs not in self._rows:
-            op = self.simple(proofs)
-            found = candidates(self.build, lambda: residents_of(op, self.build))
-            convert = convert_for(self.build, found.schedules[0])
-            self._rows[proofs] = ProgramRows(convert.tile_sizes(op), has_band(op))
-        return self._rows[proofs]
+    def under(self, proofs: Proofs) -> Proved:
+        """Return what is compiled for calls with these proofs."""
+        found = self._proved.get(proofs)
+        if found is None:
+            found = Proved(self.attention.module, self.build, proofs)
+            self._proved[proofs] = found
+        return found
 
     @cached_property
     def split(self) -> Compiled:

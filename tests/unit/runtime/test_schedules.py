@@ -480,8 +480,7 @@ def test_few_programs_have_few_rows(
         *(query, key, key, 0.1, None, signature, Outputs(), "triton"), NO_CHOICES
     )
     assert call.build().program_rows == rows
-    compiled = call.compiled()
-    tile = compiled.rows(compiled.proofs(query, key, [])).tile
+    tile = call.proved_in(call.compiled()).rows.tile
     assert tile == TileSizes(rows or 192, 128, 4, 2)
 
 
@@ -508,7 +507,7 @@ def test_few_keys_have_small_programs(
     traced = capture_mods(read_mods(*mods), torch.float32, "cpu")
     compiled = driver.Compiled(traced, replace(BUILD, call=call))
     for keys in (1, 200, 256, 257, 1000, 1024, 1025, 3000, 4096, 4097):
-        found = compiled.rows(compiled.proofs.of_sizes((8, 8, 5000, keys), ()))
+        found = compiled.under(compiled.proofs.of_sizes((8, 8, 5000, keys), ())).rows
         assert (found.tile.residents > 1) == (keys <= most)
 
 
@@ -539,7 +538,7 @@ def test_narrow_bands_have_small_programs(name: str) -> None:
         captures = compiled.attention.arguments(signature.captures)
         proofs = compiled.proofs.of_sizes((8, 8, 5000, 5000), captures)
         assert proofs.few_keys == (n <= most)
-        assert (compiled.rows(proofs).tile.residents > 1) == (n <= most)
+        assert (compiled.under(proofs).rows.tile.residents > 1) == (n <= most)
 
 
 def test_bands_of_unknown_width_have_large_programs() -> None:
@@ -637,10 +636,9 @@ def test_explain_tells_the_schedule(stored: list[str]) -> None:
     assert explained().schedule is not None
     assert "overlap, simple or triton: the first call finds out" in str(explained())
     subject = call_of(torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16), causal_mask)
-    compiled = subject.compiled()
-    proofs = compiled.proofs(subject.query, subject.key, [])
-    module = proofs.stated_in(compiled.attention.module)
-    driver.find_spec(module, compiled.build, driver.kernel_key(module, compiled.build))
+    proved = subject.proved_in(subject.compiled())
+    module, build = proved.module, proved.build
+    driver.find_spec(module, build, driver.kernel_key(module, build))
     text = str(explained())
     assert "schedule  simple: " in text
     assert "not overlap  spills" in text

@@ -99,9 +99,7 @@ def call(
 
 
 def splits_of(made: Attention) -> int:
-    compiled = made.compiled()
-    captures = compiled.attention.arguments(made.signature.captures)
-    return count_splits(made, compiled, compiled.proofs(made.query, made.key, captures))
+    return count_splits(made, made.proved_in(made.compiled()))
 
 
 def test_decoding_is_split() -> None:

@@ -38,9 +38,7 @@ from flexc.runtime.torch_compile.operators.traced import (
 def choose_blocks(call: Attention) -> PlannedBlocks | None:
     """Return the blocks for a call, whose tensors need no data, or None."""
     call = call.with_traced()
-    compiled = call.compiled()
-    captures = compiled.attention.arguments(call.signature.captures)
-    mask = compiled.mask(compiled.proofs(call.query, call.key, captures))
+    mask = call.proved_in(call.compiled()).mask
     batch, heads, q_len, _ = call.query.shape
     sizes = (batch, heads, q_len, call.key.size(2))
     if mask.has_bounds or not mask.is_planned(sizes):
