@@ -330,7 +330,7 @@ class _Pipeline(Pipeline):
             self.block_n,
             self.num_warps,
             self.num_stages,
-            self.shared_memory,
+            shared_memory=self.shared_memory,
             machine=self.machine,
         )
 

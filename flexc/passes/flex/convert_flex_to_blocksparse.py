@@ -47,10 +47,7 @@ from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
-    HOPPER_SHARED_MEMORY,
     AttentionShape,
-    F32Precision,
-    MachineName,
     PairShape,
     RowFacts,
     SizeOptions,
@@ -230,17 +227,11 @@ def is_bf16(matrix: SSAValue) -> bool:
 
 
 @dataclass(frozen=True)
-class ConvertFlexToBlocksparsePass(ModulePass):
+class ConvertFlexToBlocksparsePass(SizeOptions, ModulePass):
     """A pass that chooses tiles and turns masks and block tables into segments.
 
-    - Gluon: `overlap` says that products run while the softmax of another block is
-      computed, which takes registers.
-    - Gluon and C++: `program_rows` is an upper bound of the rows of a program.
-    - Triton: `smaller` is the number of steps by which tiles are reduced, for kernels
-      that do not fit shared memory otherwise. `f32_precision` says how products of
-      fp32 are computed.
-    - C++: a program owns a panel of the `machine`. `trimmed` allows blocks of columns
-      that do not begin at multiples of their size.
+    For Triton, `smaller` is the number of steps by which tiles are reduced, for kernels
+    that do not fit shared memory otherwise.
     """
 
     name = "convert-flex-to-blocksparse"
@@ -250,13 +241,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     block_n: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
-    shared_memory: int = HOPPER_SHARED_MEMORY
-    overlap: bool = True
-    program_rows: int | None = None
     smaller: int = 0
-    f32_precision: F32Precision = "ieee"
-    machine: MachineName = "avx2"
-    trimmed: bool = True
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -313,7 +298,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             op.alignment is not None,
             is_bf16(op.rows[0]),
         )
-        chosen = self.rules.pair_sizes(shape, self.options)
+        chosen = self.rules.pair_sizes(shape, self)
         sizes = self.shrunk(self.with_options(chosen))
         if is_square and self.smaller:
             side = min(sizes.block_m, sizes.block_n)
@@ -327,17 +312,6 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         """The target that chooses tile sizes."""
         return target_named(self.target)
 
-    @property
-    def options(self) -> SizeOptions:
-        return SizeOptions(
-            self.shared_memory,
-            self.machine,
-            self.overlap,
-            self.program_rows,
-            self.f32_precision,
-            self.trimmed,
-        )
-
     def segments(
         self, problem: MaskProblem, sizes: TileSizes, one_loop: OneLoop
     ) -> list[SegmentOp]:
@@ -349,7 +323,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     @property
     def trims(self) -> bool:
         """True if iterations visit no column outside the bounds of a program's rows."""
-        return self.rules.trims(self.options)
+        return self.rules.trims(self)
 
     def with_options(self, chosen: TileSizes) -> TileSizes:
         """Replace chosen sizes by those that the options set.
@@ -411,7 +385,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
 
     def choose(self, shape: AttentionShape) -> TileSizes:
         """Return the target's best tile of attention, without options for sizes."""
-        return self.rules.attention_sizes(shape, self.options)
+        return self.rules.attention_sizes(shape, self)
 
     def part_rows(self, matrices: Sequence[SSAValue], sizes: TileSizes) -> int | None:
         """Return the rows of a part of a program; None for a target without parts."""

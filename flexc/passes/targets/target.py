@@ -70,24 +70,28 @@ class TileSizes:
     aligned_columns: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """Limits and choices that tile sizes depend on, in addition to the op."""
+    """Limits and choices that tile sizes depend on, in addition to the op.
+
+    They are options of the pass that chooses the sizes.
+    """
 
     shared_memory: int = HOPPER_SHARED_MEMORY
     """The bytes of shared memory that a program may use on a GPU."""
-    machine: MachineName = "avx2"
     overlap: bool = True
-    """True if products run while the softmax of another block is computed.
+    """True if Gluon's products run while the softmax of another block is computed.
 
     This takes registers.
     """
     program_rows: int | None = None
-    """The most rows of a program, None for no limit."""
+    """The most rows of a program of Gluon or C++, None for no limit."""
     f32_precision: F32Precision = "ieee"
-    """The precision in which a GPU computes products of fp32."""
+    """The precision in which a program of Triton computes products of fp32."""
+    machine: MachineName = "avx2"
+    """The machine whose panels a program of C++ owns."""
     trimmed: bool = True
-    """True if iterations need not begin at multiples of a tile's columns."""
+    """True if iterations of C++ need not begin at multiples of a tile's columns."""
 
 
 @dataclass(frozen=True)
