@@ -78,7 +78,7 @@ class GrowingCalls:
             return None
         captures = compiled.attention.arguments(call.signature.captures)
         compiled.reads.check(call.pairs, captures)
-        proved = compiled.proved(call.query, call.key, captures)
+        proved = compiled.proved(call.sizes, captures)
         if call.plans_blocks(proved.mask):
             return None
         return self._tapes.get(decisions(call, facts, proved))

@@ -71,7 +71,7 @@ def simplified(
     module, captures = made.module, made.arguments(signature.captures)
     if proved:
         prover = Prover(module, Build(NO_CALL, "cpp", "cpu", NO_OPTIONS))
-        proofs = prover.of_sizes((2, 2, s.q_len, s.kv_len), captures)
+        proofs = prover((2, 2, s.q_len, s.kv_len), captures)
         module = proofs.stated_in(module)
     pipelines.run(pipelines.to_simple_flex(), Context(), module)
     return attention_of(module), captures

@@ -103,11 +103,17 @@ class Attention:
         return self.query.numel() > 0 and self.key.size(2) > 0
 
     @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The sizes (B, H, q_len, kv_len)."""
+        batches, heads, rows, _ = self.query.shape
+        return batches, heads, rows, self.key.size(2)
+
+    @property
     def pairs(self) -> tuple[int, int, int, int]:
         """The numbers of batches, heads, queries and keys that mods index."""
-        batches, heads, rows, _ = self.query.shape
+        batches, heads, rows, columns = self.sizes
         group, queries = self.few_rows or (1, rows)
-        return batches, heads * group, queries, self.key.size(2)
+        return batches, heads * group, queries, columns
 
     def start_kernel(self) -> None:
         """Start to compile the call's kernel."""
@@ -150,12 +156,12 @@ class Attention:
         compiled.reads.check(self.pairs, captures)
         if self.computed_by.is_dense:
             return given
-        mask = compiled.proved(self.query, self.key, captures).mask
+        mask = compiled.proved(self.sizes, captures).mask
         if mask.has_bounds:
             return None
         if not self.plans_blocks(mask):
             return given
-        block = mask.block_for(self.query.size(2), self.key.size(2))
+        block = mask.block_for(*self.sizes[2:])
         if given is None or origin is None:
             return block
         is_finer = block[0] <= given[0] and block[1] <= given[1]
@@ -163,8 +169,7 @@ class Attention:
 
     def plans_blocks(self, mask: MaskReading) -> bool:
         """Return True if blocks of the mask are planned for the call."""
-        sizes = (*self.query.shape[:3], self.key.size(2))
-        return self.may_plan and mask.is_planned(sizes)
+        return self.may_plan and mask.is_planned(self.sizes)
 
     def derivative_block(self, block: Block) -> Block | None:
         """Return the size of the blocks that are planned for derivatives.
@@ -172,7 +177,7 @@ class Attention:
         Return None if they are those of attention, the given ones.
         """
         compiled, captures = self._compiled_without_tables()
-        mask = compiled.proved(self.query, self.key, captures).mask
+        mask = compiled.proved(self.sizes, captures).mask
         found = mask.derivative_block(block)
         if found is None or not compiled.reads.have_one_index(found, captures):
             return None
@@ -276,7 +281,7 @@ class Attention:
     def proved_in(self, compiled: Compiled) -> Proved:
         """Return what `compiled` has for calls with the proofs of this call."""
         captures = compiled.attention.arguments(self.signature.captures)
-        return compiled.proved(self.query, self.key, captures)
+        return compiled.proved(self.sizes, captures)
 
     def trace(self) -> CapturedMods:
         """Return the traced mods."""

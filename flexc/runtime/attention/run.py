@@ -158,7 +158,7 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
     if call.computed_by.is_dense:
         _run_eagerly(compiled, args, wanted)
         return
-    proved = compiled.proved(call.query, call.key, captures)
+    proved = compiled.proved(call.sizes, captures)
     splits = count_splits(call, proved)
     if splits > 1:
         _launch_split(compiled, proved.proofs, args, results, splits)

@@ -39,7 +39,7 @@ from flexc.runtime.inputs.tensor_facts import (
 from flexc.runtime.kernels.build import Build, Roles
 from flexc.runtime.kernels.driver import Compiled, Proved, start_kernel
 from flexc.runtime.kernels.kernel import Kernel
-from flexc.runtime.kernels.proofs import attention_of
+from flexc.runtime.kernels.proofs import attention_of, numbers_of
 from flexc.runtime.kernels.schedules import obstacle_to_roles
 from flexc.runtime.process.recent import Background, Recent
 from flexc.runtime.tapes.gpus import multiprocessors
@@ -80,7 +80,7 @@ class DerivativeFacts:
         for name, given in self.captured.items():
             self.places[name] = len(INPUTS) + (given.slot or 0)
         self.aligned = self.compiled.build.call.alignment is not None
-        proofs = self.compiled.proofs(self.call.query, self.call.key, self.captures)
+        proofs = self.compiled.proofs(self.call.sizes, self.captures)
         # The tiles of derivatives do not depend on the number of keys.
         self.proved = self.compiled.under(replace(proofs, few_keys=False))
 
@@ -292,9 +292,7 @@ def is_moderate(call: Attention, compiled: Compiled) -> bool:
     if not call.computed_by.for_gpu or call.query.element_size() > 2:
         return False
     captures = compiled.attention.arguments(call.signature.captures)
-    numbers = tuple(c if isinstance(c, int | float) else None for c in captures)
-    sizes = (*call.query.shape[:3], call.key.size(2))
-    key = tuple(map(next_power_of_2, sizes)), numbers
+    key = tuple(map(next_power_of_2, call.sizes)), numbers_of(captures)
 
     def is_bounded() -> bool:
         return score_growth_is_bounded(attention_of(compiled.attention.module), *key)

@@ -27,9 +27,11 @@ from flexc.runtime.autograd.template import outputs_with_lse
 from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec
 from flexc.runtime.kernels.proofs import (
     MIN_PLANNED_PAIRS,
-    Known,
+    Given,
     MaskReading,
     attention_of,
+    known_of,
+    numbers_of,
 )
 from flexc.runtime.kernels.schedules import Candidates, Schedule
 
@@ -59,7 +61,7 @@ class Subject:
         call = call.with_traced()
         compiled = replace(call, tables=None).compiled()
         captures = compiled.attention.arguments(call.signature.captures)
-        proved = compiled.proved(call.query, call.key, captures)
+        proved = compiled.proved(call.sizes, captures)
         module, simple, reading = proved.module, proved.simple, proved.mask
         return cls(call, compiled, captures, module, simple, reading)
 
@@ -76,27 +78,20 @@ class Subject:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """The sizes (B, H, q_len, kv_len)."""
-        batch, heads, q_len, _ = self.call.query.shape
-        return batch, heads, q_len, self.call.key.size(2)
+        return self.call.sizes
 
     @property
     def positions(self) -> list[Interval]:
         return [Interval(0, n - 1) for n in self.sizes]
 
     @property
-    def known(self) -> list[Known]:
+    def known(self) -> Sequence[Given]:
         """The shapes and integers of the captures, as proofs use them."""
-        return [
-            tuple(c.shape)
-            if isinstance(c, Tensor)
-            else (c if isinstance(c, int) else None)
-            for c in self.captures
-        ]
+        return known_of(self.captures)
 
     @property
-    def numbers(self) -> list[float | int | None]:
-        return [None if isinstance(c, Tensor) else c for c in self.captures]
+    def numbers(self) -> Sequence[float | int | None]:
+        return numbers_of(self.captures)
 
     @cached_property
     def on_host(self) -> list[Any]:
@@ -267,7 +262,7 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     if (rows := few_rows(call)) is not None:
         call, _ = fold(call, rows, ())
     compiled = compiled_for(subject, call)
-    proved = compiled.proved(call.query, call.key, subject.captures)
+    proved = compiled.proved(call.sizes, subject.captures)
     splits = count_splits(call, proved)
     if splits > 1:
         proved = compiled.split.under(proved.proofs)

@@ -42,7 +42,7 @@ from flexc.passes.targets.target import next_power_of_2
 from flexc.runtime.interpreters.attention import Problem, listed
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
-from flexc.runtime.kernels.proofs import attention_of
+from flexc.runtime.kernels.proofs import Given, attention_of, known_of
 from flexc.runtime.tapes.recorder import unrecorded
 
 MAX_KNOWN = 4096
@@ -54,9 +54,6 @@ MAX_PAIRS = 1 << 22
 NAMES = ("b", "h", "q_idx", "kv_idx")
 
 HOST = torch.device("cpu")
-
-Given = int | tuple[int, ...] | None
-"""The knowledge about a capture of one call: an integer, a shape, or None."""
 
 
 class CapturedReads:
@@ -91,7 +88,7 @@ class CapturedReads:
         """
         if not self.any:
             return
-        known = tuple(map(_known, captures))
+        known = known_of(captures)
         # Reads in range at larger sizes are also in range here. Sizes are rounded up,
         # since decoding has new lengths at each step. A proof takes less time than
         # finding an error.
@@ -143,7 +140,7 @@ class CapturedReads:
         zero = torch.zeros((1, 1, 1), dtype=torch.int32)
         at = [zero, zero, *torch.cartesian_prod(rows, columns).unbind(1)]
         with unrecorded(), torch.device("cpu"):
-            values = Evaluation(mask, at, tuple(map(_known, captures))).values
+            values = Evaluation(mask, at, known_of(captures)).values
         found = [values.get(i) for load in loads for i in load.indices]
         return all(i is not None and (i == i.flatten()[0]).all() for i in found)
 
@@ -200,12 +197,6 @@ def _raise_first(found: Iterator[Outside]) -> None:
 def _is_bad(score: Tensor) -> Tensor:
     """Return where a number makes a row of the output NaN."""
     return score.isnan() | (score == math.inf)
-
-
-def _known(capture: Any) -> Given:
-    if isinstance(capture, Tensor):
-        return tuple(capture.shape)
-    return int(capture) if isinstance(capture, int) else None
 
 
 @dataclass(frozen=True)

@@ -162,12 +162,12 @@ class Compiled:
             fold.apply(Context(), self.attention.module)
         self.build = without_unused_program_rows(self.attention.module, build)
         self.proofs = Prover(self.attention.module, build)
-        """Proves facts of a call from its query, key and captured arguments."""
+        """Proves facts of a call from its sizes and captured arguments."""
         self._proved: dict[Proofs, Proved] = {}
 
-    def proved(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proved:
+    def proved(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proved:
         """Prove facts of a call, and return what is compiled for calls like it."""
-        return self.under(self.proofs(query, key, captures))
+        return self.under(self.proofs(sizes, captures))
 
     def under(self, proofs: Proofs) -> Proved:
         """Return what is compiled for calls with these proofs."""

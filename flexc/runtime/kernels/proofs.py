@@ -58,6 +58,9 @@ from flexc.passes.targets.target import Block, TileSizes, next_power_of_2
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.schedules import TRITON, obstacle_to_roles
 
+Given = int | tuple[int, ...] | None
+"""The knowledge about a capture of one call: an integer, a shape, or None."""
+
 Fact = Known | float
 """The shape of a captured tensor, the value of a captured number, or None."""
 
@@ -262,11 +265,7 @@ class Prover:
         }
         self.holds = lru_cache(MAX_KNOWN)(self._holds)
 
-    def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
-        """Return the proofs for a call's query, key and capture arguments, in order."""
-        return self.of_sizes((*query.shape[:3], key.size(2)), captures)
-
-    def of_sizes(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proofs:
+    def __call__(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proofs:
         """Return the proofs for (batch, heads, q_len, kv_len) and capture arguments."""
         if not self.proofs:
             return Proofs()
@@ -295,9 +294,23 @@ def _generalised(fact: Fact) -> Fact:
 
 
 def _describe(capture: Any) -> Fact:
+    return capture if isinstance(capture, float) else _known(capture)
+
+
+def _known(capture: Any) -> Given:
     if isinstance(capture, Tensor):
         return tuple(capture.shape)
-    return capture if isinstance(capture, int | float) else None
+    return int(capture) if isinstance(capture, int) else None
+
+
+def known_of(captures: Sequence[Any]) -> tuple[Given, ...]:
+    """Return the shapes and integers of captures, None for floats."""
+    return tuple(map(_known, captures))
+
+
+def numbers_of(captures: Sequence[Any]) -> tuple[float | int | None, ...]:
+    """Return the numbers among captures, None for tensors."""
+    return tuple(c if isinstance(c, int | float) else None for c in captures)
 
 
 MAX_PLANNED_BLOCKS = 1 << 22

@@ -160,7 +160,7 @@ class Plan:
     def kernels(self, problem: Problem, captures: Sequence[Any]) -> PlanKernels:
         sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
         self._reads.check(sizes, captures)
-        proofs = self._prove.of_sizes(sizes, captures)
+        proofs = self._prove(sizes, captures)
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
             self._kernels[proofs] = PlanKernels(module, self.build)

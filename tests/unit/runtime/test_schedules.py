@@ -507,7 +507,7 @@ def test_few_keys_have_small_programs(
     traced = capture_mods(read_mods(*mods), torch.float32, "cpu")
     compiled = driver.Compiled(traced, replace(BUILD, call=call))
     for keys in (1, 200, 256, 257, 1000, 1024, 1025, 3000, 4096, 4097):
-        found = compiled.under(compiled.proofs.of_sizes((8, 8, 5000, keys), ())).rows
+        found = compiled.under(compiled.proofs((8, 8, 5000, keys), ())).rows
         assert (found.tile.residents > 1) == (keys <= most)
 
 
@@ -536,7 +536,7 @@ def test_narrow_bands_have_small_programs(name: str) -> None:
         traced = capture_mods(signature, torch.float32, "cpu")
         compiled = driver.Compiled(traced, replace(BUILD, call=call))
         captures = compiled.attention.arguments(signature.captures)
-        proofs = compiled.proofs.of_sizes((8, 8, 5000, 5000), captures)
+        proofs = compiled.proofs((8, 8, 5000, 5000), captures)
         assert proofs.few_keys == (n <= most)
         assert (compiled.under(proofs).rows.tile.residents > 1) == (n <= most)
 
@@ -547,7 +547,7 @@ def test_bands_of_unknown_width_have_large_programs() -> None:
     traced = capture_mods(read_mods(None, mask), torch.float32, "cpu")
     call = replace(CALL, head_dim=128, value_dim=128)
     compiled = driver.Compiled(traced, replace(BUILD, call=call))
-    assert not compiled.proofs.of_sizes((8, 8, 5000, 5000), [widths]).few_keys
+    assert not compiled.proofs((8, 8, 5000, 5000), [widths]).few_keys
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_few_keys_are_no_fact_where_tiles_do_not_depend_on_them(
 ) -> None:
     traced = capture_mods(read_mods(None, causal_mask), torch.float32, "cpu")
     compiled = driver.Compiled(traced, replace(BUILD, **given))
-    assert not compiled.proofs.of_sizes((8, 8, 5000, 100), ()).few_keys
+    assert not compiled.proofs((8, 8, 5000, 100), ()).few_keys
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_sequences_are_long_by_their_mean(lengths: list[int], long: bool) -> Non
     )
     built, captures = import_mods(*mods)
     prover = Prover(built.module, Build(NO_CALL, "triton", "cuda", NO_OPTIONS))
-    found = prover.of_sizes((1, 1, total, total), captures)
+    found = prover((1, 1, total, total), captures)
     assert found.long_sequences == long
 
 

@@ -221,7 +221,7 @@ def proved(
     """What is proved on a GPU for key lengths and captures, and in how many goes."""
     built, _ = import_mods(*mods)
     prover = proofs.Prover(built.module, Build(NO_CALL, "triton", "cuda", NO_OPTIONS))
-    found = [prover.of_sizes((2, 3, 1, length), given) for length, given in calls]
+    found = [prover((2, 3, 1, length), given) for length, given in calls]
     return found, prover.holds.cache_info().misses
 
 

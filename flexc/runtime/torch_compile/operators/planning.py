@@ -39,13 +39,11 @@ def choose_blocks(call: Attention) -> PlannedBlocks | None:
     """Return the blocks for a call, whose tensors need no data, or None."""
     call = call.with_traced()
     mask = call.proved_in(call.compiled()).mask
-    batch, heads, q_len, _ = call.query.shape
-    sizes = (batch, heads, q_len, call.key.size(2))
-    if mask.has_bounds or not mask.is_planned(sizes):
+    if mask.has_bounds or not mask.is_planned(call.sizes):
         return None
     device, backend = call.query.device, call.backend
-    block = mask.block_for(*sizes[2:])
-    problem = Problem(*sizes, *block)
+    block = mask.block_for(*call.sizes[2:])
+    problem = Problem(*call.sizes, *block)
     along = find_plan(call.signature, call.trace(), problem, device, backend).along
     if not is_ordered(collapsed(problem, along), device):
         return None
