@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects import arith
@@ -228,101 +228,61 @@ def joined(
     return list(places), Region(block)
 
 
-def reduces_of(op: tile.PanelMapOp) -> list[tile.ReduceOp]:
-    """Return the reductions over the rows that a map computes."""
-    users = [
-        use.operation
-        for i, result in enumerate(op.results)
-        if op.outcome(i) is None
-        for use in result.uses
-    ]
-    return [
-        user
-        for user in users
-        if isinstance(user, tile.ReduceOp)
-        and user.dim.value.data == 0
-        and user.count is op.count
-        and user.parent is op.parent
-        and element_of(user.result.type) != i1
-    ]
-
-
-def reduces_of_inputs(op: tile.PanelMapOp) -> list[tuple[int, tile.ReduceOp]]:
-    """Return later reductions over the rows of tiles that a map reads anyway."""
-    return [
-        (i, user)
-        for i, value in enumerate(op.inputs)
-        if op.span(i) == FULL
-        for use in value.uses
-        if isinstance(user := use.operation, tile.ReduceOp)
+def may_combine(user: Operation, op: tile.PanelMapOp) -> TypeGuard[tile.ReduceOp]:
+    """Return True if a user is a later reduction of rows, which a map may compute."""
+    return (
+        isinstance(user, tile.ReduceOp)
         and user.dim.value.data == 0
         and user.count is op.count
         and user.parent is op.parent
         and element_of(user.result.type) != i1
         and op.is_before_in_block(user)
-    ]
-
-
-def combine_input(
-    op: tile.PanelMapOp, index: int, reduce: tile.ReduceOp
-) -> tile.PanelMapOp:
-    """Return the map with a reduction of an operand as one more outcome."""
-    last = op.body.block.last_op
-    assert last is not None
-    last.operands = [*last.operands, op.body.block.args[index]]
-    spans = [op.span(i) for i in range(len(op.inputs))]
-    outcomes = [*(o.data for o in op.outcomes), reduce.kind.data.value]
-    results = [*op.results, reduce.result]
-    body = op.detach_region(op.body)
-    new = tile.PanelMapOp(op.shape, op.count, op.inputs, spans, outcomes, body)
-    Rewriter.insert_op(new, InsertPoint.before(op))
-    _replace([op], new, results)
-    Rewriter.erase_op(reduce)
-    return new
-
-
-def combine_rows(op: tile.PanelMapOp, reduce: tile.ReduceOp) -> tile.PanelMapOp:
-    """Return the map with a reduction as one more outcome; erase the reduction."""
-    return add_outcome(op, reduce, reduce.input, reduce.kind.data.value)
-
-
-def add_outcome(
-    op: tile.PanelMapOp, user: Operation, source: SSAValue, outcome: str
-) -> tile.PanelMapOp:
-    """Return the map with the result of a user as one more outcome; erase the user."""
-    indices = [*range(len(op.results)), op.results.index(source)]
-    outcomes = [*(o.data for o in op.outcomes), outcome]
-    new = with_outcomes(op, indices, outcomes, [*op.results, *user.results])
-    user.detach()
-    user.erase()
-    return new
-
-
-def pack_of(op: tile.PanelMapOp) -> tile.PackOp | None:
-    """Return a packing of a result of floats, if the map may pack it."""
-    packs = [
-        use.operation
-        for i, result in enumerate(op.results)
-        if op.outcomes.data[i].data == tile.KEPT and element_of(result.type) == f32
-        for use in result.uses
-        if isinstance(use.operation, tile.PackOp)
-    ]
-    return next(
-        (
-            pack
-            for pack in packs
-            if pack.count is op.count
-            and pack.parent is op.parent
-            and element_of(pack.result.type) == bf16
-            and not is_wide(op)
-        ),
-        None,
     )
 
 
-def pack_rows(op: tile.PanelMapOp, pack: tile.PackOp) -> tile.PanelMapOp:
-    """Return the map with a packing as one more outcome; erase the packing."""
-    return add_outcome(op, pack, pack.input, tile.PACKED)
+def may_pack(user: Operation, op: tile.PanelMapOp) -> TypeGuard[tile.PackOp]:
+    """Return True if a user is a packing of floats, which a map may do."""
+    return (
+        isinstance(user, tile.PackOp)
+        and element_of(user.input.type) == f32
+        and user.count is op.count
+        and user.parent is op.parent
+        and element_of(user.result.type) == bf16
+        and not is_wide(op)
+    )
+
+
+def next_outcome(op: tile.PanelMapOp) -> tuple[Operation, SSAValue, str] | None:
+    """Return a user of a map's results or inputs that may become one more outcome, the
+    value of the map's region that it reads, and the name of the outcome.
+
+    Reductions of results come first, then those of tiles that the map reads anyway.
+    """
+    results = zip(op.results, yielded(op.body.block), op.outcomes, strict=True)
+    kept = [(given, v) for given, v, o in results if o.data == tile.KEPT]
+    inputs = enumerate(zip(op.inputs, op.body.block.args, strict=True))
+    read = [pair for i, pair in inputs if op.span(i) == FULL]
+    for given, value in (*kept, *read):
+        for use in given.uses:
+            user = use.operation
+            if may_combine(user, op):
+                return user, value, user.kind.data.value
+    for given, value in kept:
+        for use in given.uses:
+            if may_pack(use.operation, op):
+                return use.operation, value, tile.PACKED
+    return None
+
+
+def add_outcome(
+    op: tile.PanelMapOp, user: Operation, value: SSAValue, outcome: str
+) -> tile.PanelMapOp:
+    """Return the map with the result of a user as one more outcome; erase the user."""
+    values = [*yielded(op.body.block), value]
+    outcomes = [*(o.data for o in op.outcomes), outcome]
+    new = with_outcomes(op, values, outcomes, [*op.results, *user.results])
+    Rewriter.erase_op(user)
+    return new
 
 
 def drop_unused(op: tile.PanelMapOp) -> tile.PanelMapOp:
@@ -331,20 +291,21 @@ def drop_unused(op: tile.PanelMapOp) -> tile.PanelMapOp:
     if not indices or len(indices) == len(op.results):
         return op
     outcomes = [op.outcomes.data[i].data for i in indices]
-    return with_outcomes(op, indices, outcomes, [op.results[i] for i in indices])
+    values = [yielded(op.body.block)[i] for i in indices]
+    return with_outcomes(op, values, outcomes, [op.results[i] for i in indices])
 
 
 def with_outcomes(
     op: tile.PanelMapOp,
-    indices: Sequence[int],
+    values: Sequence[SSAValue],
     outcomes: Sequence[str],
     results: Sequence[SSAValue],
 ) -> tile.PanelMapOp:
-    """Replace a map by one that yields the values at `indices` with these outcomes.
+    """Replace a map by one that yields these values with these outcomes.
 
     The new results replace `results`. Return the new map.
     """
-    last, values = op.body.block.last_op, [yielded(op.body.block)[i] for i in indices]
+    last = op.body.block.last_op
     assert last is not None
     last.operands = values
     spans = [op.span(i) for i in range(len(op.inputs))]
@@ -416,12 +377,8 @@ def fuse(block: Block) -> None:
         while op.parent is not None and (found := next_reader(op)) is not None:
             op = fuse_with(op, *found)
     for op in panel_maps(block):
-        while found := reduces_of(op):
-            op = combine_rows(op, found[0])
-        while inputs := reduces_of_inputs(op):
-            op = combine_input(op, *inputs[0])
-        while (pack := pack_of(op)) is not None:
-            op = pack_rows(op, pack)
+        while added := next_outcome(op):
+            op = add_outcome(op, *added)
         drop_unused(op)
 
 
