@@ -114,9 +114,7 @@ class Moves:
 
 
 @lru_cache(64)
-def moves_to_gather(
-    layout: Layout, rank: int, needs: tuple[Runs, ...] | None = None
-) -> Moves:
+def moves_to_gather(layout: Layout, rank: int, needs: tuple[Runs, ...] | None) -> Moves:
     """Return the moves of tokens to all ranks that need them, or to all ranks.
 
     A rank gets those from the first that it needs to the last.

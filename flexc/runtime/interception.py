@@ -28,7 +28,13 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.runtime.inputs.arguments import Results
 from flexc.runtime.inputs.options import DYNAMO_OPTIONS, Choices, read_choices_of_scope
-from flexc.runtime.inputs.wrappers import OnlyRunError, has_dispatch, is_transformed
+from flexc.runtime.inputs.wrappers import (
+    OnlyRunError,
+    count_of_modes,
+    current_transform,
+    has_dispatch,
+    is_transformed,
+)
 from flexc.runtime.tapes.recorder import recorder
 
 if TYPE_CHECKING:
@@ -176,16 +182,15 @@ def is_seen(query: Any, key: Any, value: Any) -> bool:
     of selective checkpoints and of distributed tensors.
     """
     # This is asked at every call, so it must be fast.
-    if _count_modes() and recorder() is None:
+    if count_of_modes() and recorder() is None:
         return True
-    if type(query) is Tensor is type(key) is type(value) and _transform() is None:
+    is_plain = type(query) is Tensor is type(key) is type(value)
+    if is_plain and current_transform() is None:
         return _is_functional(query)
     return has_dispatch(query) or has_dispatch(key) or has_dispatch(value)
 
 
-_count_modes = torch._C._len_torch_dispatch_stack
 _is_functional: Any = torch._is_functional_tensor  # pyright: ignore
-_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
 
 
 def check_not_transformed() -> None:

@@ -141,7 +141,7 @@ def pushed_mod(region: Region, of: Sequence[int]) -> Region:
     for i, tangent in zip(of, copy.extra, strict=True):
         arg = copy.args[i]
         (captured if is_float_tensor(arg.type) else tangents)[arg] = tangent
-    found = push_forward(copy.code, copy.ops, tangents, captured, copy.results)
+    found = push_forward(copy.code, copy.ops, tangents, captured)
     floats = [v for v in copy.results if isinstance(v.type, AnyFloat)]
     return copy.finish(*[copy.number(found[v], v.type) for v in floats])
 

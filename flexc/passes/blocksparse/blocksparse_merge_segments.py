@@ -237,6 +237,9 @@ def guard_loads(block: Region) -> None:
 WIDTH = 16
 """The bits of elements whose products are asynchronous."""
 
+MAX_HEAD_DIM = 128
+"""The largest head dim to merge for: wider accumulators leave no registers."""
+
 
 def groups(segments: Sequence[SegmentOp]) -> list[list[SegmentOp]]:
     """Return the longest runs of segments that may be merged."""
@@ -274,18 +277,15 @@ def masks_of(segments: Sequence[SegmentOp]) -> list[Region]:
     return [s.mask_mod for s in segments if s.mask_mod is not None]
 
 
-@dataclass(frozen=True)
 class MergeSegments(RewritePattern):
     """A pattern that merges runs of segments that have full and partial blocks."""
-
-    max_head_dim: int
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: AttentionOp, rewriter: PatternRewriter) -> None:
         if op.short_rows is None:
             return
         dims = (flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        if element_width(op.query.type) > WIDTH or max(dims) > self.max_head_dim:
+        if element_width(op.query.type) > WIDTH or max(dims) > MAX_HEAD_DIM:
             return
         for group in groups(segments_of(op)):
             if len({s.is_full for s in group}) < 2:
@@ -388,11 +388,9 @@ class BlocksparseMergeSegmentsPass(ModulePass):
 
     name = "blocksparse-merge-segments"
 
-    max_head_dim: int = 128
-    """The largest head dim to merge for: wider accumulators leave no registers."""
     into_one: bool = False
     """True to merge all segments of an op, for any head dim and element type."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        pattern = MergeIntoOne() if self.into_one else MergeSegments(self.max_head_dim)
+        pattern = MergeIntoOne() if self.into_one else MergeSegments()
         PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)

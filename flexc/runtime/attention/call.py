@@ -266,13 +266,9 @@ class Attention:
             tables = Tables((nothing,) * 4, block)
             replace(self, tables=tables, resolved=True).start_kernel()
 
-    def compiled(self, mods: CapturedMods | None = None) -> Compiled:
-        """Return the compiled call for this call's build, cached with the mods' trace.
-
-        `mods` are the traced mods, if the caller has them.
-        """
-        mods = mods or self.trace()
-        build = self.build()
+    def compiled(self) -> Compiled:
+        """Return the compiled call for this call's build, cached with the trace."""
+        mods, build = self.trace(), self.build()
         found = mods.compiled.get(build)
         if found is None:
             found = mods.compiled[build] = Compiled(mods, build)

@@ -29,7 +29,7 @@ from flexc.passes.scalar.captured_reads import CapturedRead, read_of_index
 from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
-from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
+from flexc.runtime.autograd.captured_places import Chunk, Sizes, chunks_for
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.process.recent import Background
@@ -312,7 +312,6 @@ class Launch:
                     by,
                     sizes,
                     itemsize=size,
-                    max_bytes=MAX_BYTES,
                     rows=CHUNK_ROWS,
                     rows_of_diagonals=self.rows_of_program(sizes),
                     whole_heads=len(self.starts) < 3,

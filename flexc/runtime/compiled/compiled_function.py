@@ -36,7 +36,7 @@ from flexc.runtime.compiled.function_state import CallState, Compiled, read_call
 from flexc.runtime.compiled.function_trace import Trace, trace_function
 from flexc.runtime.compiled.shortcut import Shortcut
 from flexc.runtime.inputs.options import Choices, kernel_options, read_choices_of_scope
-from flexc.runtime.inputs.wrappers import is_transformed
+from flexc.runtime.inputs.wrappers import count_of_modes, is_transformed
 from flexc.runtime.interception import Scope, activate, call_within, current_scope
 from flexc.runtime.interface import flex_attention
 from flexc.runtime.kernels.driver import counters
@@ -253,7 +253,7 @@ class CompiledFunction(Compiled):
         if outer is not None:
             return self._run(outer.within(self._scope), args, kwargs)
         # Another tool traces the call, or its tensors have wrappers.
-        if torch._C._len_torch_dispatch_stack() or is_transformed():
+        if count_of_modes() or is_transformed():
             return self._run(self._scope, args, kwargs)
         known = self._shortcut.find(args, kwargs)
         if known is not None:

@@ -112,7 +112,7 @@ def _without_autocast() -> Any:
 
 
 def trace_function(
-    state: CallState, choices: Choices, places: frozenset[Place] = frozenset()
+    state: CallState, choices: Choices, places: frozenset[Place]
 ) -> Trace | None:
     """Capture a call, with symbols for the sizes and numbers at `places`.
 

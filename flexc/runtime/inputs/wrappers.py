@@ -34,10 +34,13 @@ TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
 _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
+current_transform = _functorch.maybe_current_level
+count_of_modes = torch._C._len_torch_dispatch_stack
+
 
 def is_transformed() -> bool:
     """Return True within vmap, grad, jvp and other transforms of torch.func."""
-    return _functorch.maybe_current_level() is not None
+    return current_transform() is not None
 
 
 def is_functionalized() -> bool:
@@ -79,7 +82,7 @@ def tracing(query: Tensor | None = None) -> str | None:
     """
     if type(query) is not Tensor and isinstance(query, FakeTensor | FunctionalTensor):
         return "a fake tensor"
-    if torch._C._len_torch_dispatch_stack():
+    if count_of_modes():
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, TRACING_MODES):
                 return f"a call under {type(mode).__name__}"

@@ -192,9 +192,7 @@ class GluonKernel:
         raise AssertionError("Gluon kernels are launched")
 
 
-def load_on(
-    spec: KernelSpec, device: torch.device, entry: Entry | None = None
-) -> OnDevice:
+def load_on(spec: KernelSpec, device: torch.device, entry: Entry | None) -> OnDevice:
     """Compile and load a kernel for `device`, which must be the current device."""
     kernel = GLUON.take(spec, capability(device), entry)
     metas = iter(kernel.metadata.tensordesc_meta)

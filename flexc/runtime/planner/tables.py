@@ -172,7 +172,7 @@ def plan_tables(
     if mods is None:
         signature, mods = trace_mods(signature, torch.float32, device)
     return plan_problem(
-        signature, mods, problem, device, backend, refine, both, meanwhile
+        signature, mods, problem, device, backend, both, refine, meanwhile
     )
 
 
@@ -182,8 +182,8 @@ def plan_problem(
     problem: Problem,
     device: torch.device,
     backend: str,
+    both: bool,
     refine: bool = False,
-    both: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Tables:
     """Return the tables of a problem for a traced mask."""

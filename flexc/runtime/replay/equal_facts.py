@@ -21,7 +21,7 @@ from torch.utils._device import DeviceContext
 
 from flexc.frontend.code_facts import number_key
 from flexc.runtime.inputs.tensor_facts import ALIGNMENT
-from flexc.runtime.inputs.wrappers import PLAIN
+from flexc.runtime.inputs.wrappers import PLAIN, count_of_modes, current_transform
 from flexc.runtime.tapes.gpus import CPU, stream_of
 
 MOST = 1024
@@ -35,8 +35,6 @@ LISTINGS_PER_GUARD = 64
 Making a guard takes longer than listing facts.
 """
 
-current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
-count_of_modes = torch._C._len_torch_dispatch_stack
 count_of_function_modes = torch._C._len_torch_function_stack
 is_autocast_enabled = torch.is_autocast_enabled
 is_deterministic: Any = torch._C._get_deterministic_algorithms  # pyright: ignore

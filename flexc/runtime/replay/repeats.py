@@ -27,7 +27,7 @@ class TapedWork:
 
     def __init__(
         self,
-        is_known: bool = False,
+        is_known: bool,
         stored: StoredTape | None = None,
         growing: Sequence[int] = (),
     ) -> None:

@@ -1,5 +1,5 @@
 // RUN: flexc-opt %s -p blocksparse-merge-segments | filecheck %s
-// RUN: flexc-opt %s -p "blocksparse-merge-segments{max_head_dim=32}" | filecheck %s --check-prefix=NARROW
+// RUN: sed s/64xbf16/256xbf16/ %s | flexc-opt -p blocksparse-merge-segments | filecheck %s --check-prefix=WIDE
 
 !t = tensor<?x?x?x64xbf16>
 !num = tensor<?x?x?xi32>
@@ -7,8 +7,8 @@
 
 // Iterations count from 0 through both tables. Each is read at an entry of its own,
 // whichever the iteration falls to.
-// NARROW-LABEL: @tables
-// NARROW-NOT: mixed
+// WIDE-LABEL: @tables
+// WIDE-NOT: mixed
 // CHECK-LABEL: @tables
 func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) -> !t {
   // CHECK: blocksparse.segment mixed {inside} bounds(

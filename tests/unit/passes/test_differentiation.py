@@ -115,14 +115,6 @@ def test_nothing_is_computed_of_what_does_not_vary() -> None:
     assert len(copy.ops) == before
 
 
-def test_tangents_that_are_not_asked_for_are_not_computed() -> None:
-    region = Imported(read_two, torch.float32).region
-    copy = Copy.of(region, [f32])
-    before, given = len(copy.ops), {copy.args[SCORE]: copy.extra[0]}
-    push_forward(copy.code, copy.ops, given, wanted=[copy.args[SCORE]])
-    assert len(copy.ops) == before
-
-
 def test_adjoints_of_values_in_between() -> None:
     region = Imported(lambda s, b, h, q, k: torch.exp(s) * 3, torch.float32).region
     copy = Copy.of(region, [f32])

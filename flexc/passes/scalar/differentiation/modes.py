@@ -62,15 +62,13 @@ def push_forward(
     ops: Sequence[Operation],
     tangents: Mapping[SSAValue, SSAValue | None],
     captured: Mapping[SSAValue, SSAValue] | None = None,
-    wanted: Collection[SSAValue] | None = None,
 ) -> Tangents:
     """Append the code of tangents, given tangents of values that `ops` read.
 
     `ops` are straight-line scalar code in order. Their values must be visible where
     `code` appends. `ops` may be derivative code. `captured` maps a captured tensor to
     the tensor of its tangents, which the code reads at the same indices. Values that
-    neither mapping has do not vary. `wanted` are the values whose tangents the caller
-    reads; None means all.
+    neither mapping has do not vary.
     """
     captured = captured or {}
     given = {v: t for v, t in tangents.items() if t is not None}
@@ -78,7 +76,6 @@ def push_forward(
     terms: dict[SSAValue, Term] = {}
     for value, tangent in given.items():
         terms[value] = Term(writer.as_type(tangent, derivative_type(value.type)))
-    ops = ops if wanted is None else needed(ops, wanted)
     uses = Counter(v for op in ops for v in op.operands)
     for op in ops:
         writer.location = op.location
@@ -88,18 +85,6 @@ def push_forward(
         again = uses[result] > 1
         terms[result] = reseeded(writer, tangent) if again else tangent
     return Tangents(writer, terms)
-
-
-def needed(
-    ops: Sequence[Operation], wanted: Collection[SSAValue]
-) -> Sequence[Operation]:
-    """Return the ops that compute some values, in order."""
-    values, found = set(wanted), list[Operation]()
-    for op in reversed(ops):
-        if any(r in values for r in op.results):
-            values.update(op.operands)
-            found.append(op)
-    return found[::-1]
 
 
 def _tangent(
