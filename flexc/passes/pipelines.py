@@ -64,7 +64,6 @@ from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
 )
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
-from flexc.passes.hopper.tile_check_capacity import TileCheckCapacityPass
 from flexc.passes.hopper.tile_defer_row_sums import TileDeferRowSumsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_keep_columns import TileKeepColumnsPass
@@ -241,7 +240,6 @@ def to_schedule(options: LoweringOptions = NO_OPTIONS) -> Passes:
         *TIDY,
         # Loads and products have their final order: waits for them can be written.
         TileSpecializeWarpsPass(shared_memory=options.shared_memory),
-        TileCheckCapacityPass(),
         *TIDY,
         TileAsyncProductsPass(),
         TileTakeTurnsPass(),

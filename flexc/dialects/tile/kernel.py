@@ -96,6 +96,15 @@ class KernelOp(IRDLOperation):
             regions=[body],
         )
 
+    def number(self, name: str) -> int | None:
+        """Return the attribute of a name, an integer, or None if it is missing."""
+        attribute = self.attributes.get(name)
+        if attribute is None:
+            return None
+        if not isa(attribute, IntegerAttr):
+            raise VerifyException(f"{name} expects an integer, got {attribute}")
+        return attribute.value.data
+
     def verify_(self) -> None:
         if len(self.params) != len(self.body.block.args):
             raise VerifyException(
@@ -111,6 +120,9 @@ class KernelOp(IRDLOperation):
                 "grid expects a map from (b, h, q_len) to at most three numbers: "
                 f"{grid}"
             )
+        for name in ("residents", "max_registers"):
+            if (number := self.number(name)) is not None and number < 1:
+                raise VerifyException(f"{name} expects 1 or more, got {number}")
         verify_schedule(self.body)
         for op in self.body.walk():
             verify_comparison(op)

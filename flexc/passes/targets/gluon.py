@@ -40,9 +40,6 @@ REGISTERS = 65536
 LEAST_REGISTERS, MOST_REGISTERS, REGISTER_STEP = 24, 240, 8
 """The registers that a thread of a role may have. The most is for ptxas: below 255."""
 
-THREADS = 1024
-"""The most threads of a program."""
-
 RESERVED_BYTES = 1024
 """The shared memory that each program takes in addition to its own, in bytes.
 

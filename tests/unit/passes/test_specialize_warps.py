@@ -19,14 +19,28 @@ from flexc.dialects.tile.schedule import (
     IssueDotOp,
     RoleOp,
     SharedOp,
+    shared_bytes,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.hopper.specialize_warps.resources import consumer_registers
+from flexc.passes.hopper.specialize_warps.resources import (
+    SERVICE_REGISTERS,
+    THREADS,
+    consumer_registers,
+    share_of,
+    starting_registers,
+)
 from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
 )
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
+from flexc.passes.targets.gluon import (
+    LEAST_REGISTERS,
+    MOST_REGISTERS,
+    REGISTER_STEP,
+    REGISTERS,
+)
+from flexc.passes.targets.target import HOPPER_SHARED_MEMORY
 
 KERNEL = """
 !t = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
@@ -230,8 +244,10 @@ def test_shared_memory_is_that_of_all_resident_programs() -> None:
         ("tile.parts 2", "tile.parts 1"),
         ("alignment = 16 : i64", "alignment = 16 : i64, residents = 4 : i32"),
     )
-    assert slots_of(specialized(text, slots=2)) == [1, 2, 2]
-    assert slots_of(specialized(text, slots=4)) == [1, 4, 1]
+    for slots, expected in (2, [1, 2, 2]), (4, [1, 4, 1]):
+        module = specialized(text, slots=slots)
+        assert slots_of(module) == expected
+        assert shared_bytes(module) <= share_of(HOPPER_SHARED_MEMORY, 4)
     with pytest.raises(ScheduleError, match="there are 23808 for each of 4 programs"):
         specialized(text, slots=2, shared_memory=98_304)
 
@@ -263,6 +279,21 @@ def test_registers_are_shared_out() -> None:
     assert [consumer_registers(1, n) for n in (2, 3, 4)] == [232, 136, 104]
     with pytest.raises(ScheduleError, match="6 consumers have 80 registers"):
         consumer_registers(6)
+
+
+@pytest.mark.parametrize("residents", [1, 2, 3, 4])
+@pytest.mark.parametrize("consumers", [1, 2, 3, 4, 5])
+def test_registers_suffice(consumers: int, residents: int) -> None:
+    """Roles take at most what programs start with, and programs what there is."""
+    try:
+        own = consumer_registers(consumers, residents)
+    except ScheduleError:
+        return
+    assert own % REGISTER_STEP == 0
+    assert LEAST_REGISTERS <= own <= MOST_REGISTERS
+    started = starting_registers(consumers, residents) * (consumers + 1)
+    assert consumers * own + SERVICE_REGISTERS <= started
+    assert residents * started * THREADS <= REGISTERS
 
 
 def test_wide_tiles_take_too_many_registers() -> None:

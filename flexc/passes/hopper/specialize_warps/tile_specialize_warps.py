@@ -103,7 +103,7 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     """Replace a kernel's parts by roles."""
     plan = make_plan(kernel, parts, slots)
     outputs = list(dict.fromkeys(plan.outputs.values()))
-    residents = max(number(kernel, "residents", 1), 1)
+    residents = kernel.number("residents") or 1
     share = share_of(memory, residents)
     slots_of = [*plan.all_rings(), *outputs, plan.turns]
     excess = needed_bytes(slots_of) - share

@@ -16,6 +16,22 @@ tile.kernel @no_return(%t : tensor<?xf32> #tile.param<argument 0>)
 
 // -----
 
+// CHECK: residents expects 1 or more, got 0
+tile.kernel @no_resident() grid affine_map<(b, h, q_len) -> (q_len)>
+    attributes {residents = 0 : i32} {
+  tile.return
+}
+
+// -----
+
+// CHECK: max_registers expects an integer, got "all"
+tile.kernel @no_number() grid affine_map<(b, h, q_len) -> (q_len)>
+    attributes {max_registers = "all"} {
+  tile.return
+}
+
+// -----
+
 // CHECK: a tile holds numbers, got index
 "test.op"() : () -> !tile.tile<4xindex>
 
