@@ -17,13 +17,21 @@ so that each read occurs once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, ModuleOp, TensorType, i32
-from xdsl.ir import Attribute, Block, BlockArgument, OpResult, Region, SSAValue
+from xdsl.ir import (
+    Attribute,
+    Block,
+    BlockArgument,
+    Operation,
+    OpResult,
+    Region,
+    SSAValue,
+)
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     PatternRewriter,
@@ -35,12 +43,12 @@ from xdsl.rewriter import InsertPoint
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
-from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import element_of
 from flexc.dialects.tile.memory import READABLE, read_as
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.strides import LowBits, MapStrides
 from flexc.passes.targets.gluon import PART_ROWS
 
 
@@ -53,139 +61,50 @@ class Limit:
     op: arith.MinSIOp
 
 
-@dataclass(frozen=True)
-class Form:
-    """A value that is `row * i + column * j` plus a uniform value at element [i, j]."""
+class Offset:
+    """The offset of a read, as a sum of a row, a column and a uniform number.
 
-    row: int = 0
-    column: int = 0
-    limits: tuple[Limit, ...] = ()
-    """Limits beyond which the value may differ from the form."""
-    is_index: bool = False
-    """True for an index itself, which no addition has wrapped around."""
-
-    @property
-    def is_uniform(self) -> bool:
-        return not self.row and not self.column and not self.limits
-
-    @property
-    def step(self) -> int | None:
-        """The change per row, 1 or -1, or None if diagonals are not constant."""
-        is_diagonal = self.row in (1, -1) and self.column == -self.row
-        return self.row if is_diagonal else None
-
-
-UNIFORM = Form()
-
-
-def plus(a: Form, b: Form, sign: int = 1) -> Form:
-    limits = tuple(dict.fromkeys((*a.limits, *b.limits)))
-    return Form(a.row + sign * b.row, a.column + sign * b.column, limits)
-
-
-Known = dict[tuple[SSAValue, tuple[int, ...]], Form | None]
-"""The forms found so far, by value and by the dimensions that its map goes along."""
-
-
-class Forms:
-    """The forms of a map's integers modulo two to the power of a width.
-
-    Arithmetic modulo that power needs no bounds on sizes: sums may wrap around.
+    The sum is modulo two to the power of the offset's width.
     """
 
-    def __init__(
-        self,
-        op: tile.MapOp,
-        width: int,
-        dims: tuple[int, ...] = (0, 1),
-        known: Known | None = None,
-    ):
-        self.op = op
-        self.width = width
-        self.dims = dims
-        """The dimensions of the tile that the map goes along."""
-        self.known: Known = {} if known is None else known
+    def __init__(self, op: tile.MapOp, value: SSAValue):
+        self.strides = MapStrides(LowBits(width_of(value.type)))
+        self.limits: list[Limit] = []
+        """Limits beyond which the offset may differ from the sum."""
+        self._visited: set[tuple[SSAValue, tuple[int, ...]]] = set()
+        self.step = self._step(op, value)
+        if self.step is not None:
+            self._find_limits(op, value, (0, 1))
 
-    def of(self, value: SSAValue) -> Form | None:
-        """Return the form of a value of the region, or None if no form is known."""
-        key = value, self.dims
-        if key not in self.known:
-            self.known[key] = self._found(value)
-        return self.known[key]
-
-    def _found(self, value: SSAValue) -> Form | None:
-        if isinstance(value.owner, Block):
-            assert isinstance(value, BlockArgument)
-            return self._of_operand(value.index)
-        forms: list[Form] = []
-        for operand in value.owner.operands:
-            if (form := self.of(operand)) is None:
-                return None
-            forms.append(form)
-        if all(form.is_uniform for form in forms):
-            return UNIFORM
-        match value.owner, forms:
-            case arith.AddiOp(), [a, b]:
-                return plus(a, b)
-            case arith.SubiOp(), [a, b]:
-                return plus(a, b, -1)
-            case arith.MuliOp(), [a, b]:
-                return _product(value.owner, a, b)
-            case arith.TruncIOp(), [a]:
-                return a if width_of(value.type) >= self.width else None
-            case ((arith.ExtSIOp() | arith.ExtUIOp() as extend), [a]):
-                return self._extended(extend, a)
-            case arith.MinSIOp() as least, [a, b]:
-                return self._lowered(least, a, b)
-            case _:
-                return None
-
-    def _of_operand(self, number: int) -> Form | None:
-        source = self.op.inputs[number]
-        span = tuple(self.dims[d] for d in self.op.span(number))
-        if not span:
-            return UNIFORM
-        if isinstance(source.owner, tile.IotaOp):
-            return Form(int(span == (0,)), int(span == (1,)), is_index=True)
-        if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
-            forms = Forms(source.owner, self.width, span, self.known)
-            return forms.of(yielded(source.owner.body.block)[source.index])
-        return None
-
-    def _extended(
-        self, op: arith.ExtSIOp | arith.ExtUIOp, operand: Form
-    ) -> Form | None:
-        """Return the form of an extended integer: the operand's form, or None."""
-        if width_of(op.input.type) >= self.width:
-            return operand
-        # Indices are not negative and do not wrap around.
-        return operand if operand.is_index else None
-
-    def _lowered(self, op: arith.MinSIOp, a: Form, b: Form) -> Form | None:
-        is_limited = tile.IDLE_BEYOND in op.attributes and op.result.type == i32
-        if not is_limited or not a.is_index or not b.is_uniform:
+    def _step(self, op: tile.MapOp, value: SSAValue) -> int | None:
+        """Return the change per row, 1 or -1, or None if diagonals are not constant."""
+        row, column = (self.strides.along(op, dim)[value] for dim in (0, 1))
+        if row is None or column is None or row.step not in (1, -1):
             return None
-        limit = Limit(0 if a.row else 1, self.op, op)
-        return Form(a.row, a.column, (*a.limits, limit), is_index=True)
+        return row.step if column.step == -row.step else None
 
-
-def _product(op: arith.MuliOp, a: Form, b: Form) -> Form | None:
-    if a.is_uniform:
-        return _product_with(op.lhs, b)
-    return _product_with(op.rhs, a) if b.is_uniform else None
-
-
-def _product_with(value: SSAValue, form: Form) -> Form | None:
-    factor = int_constant(value)
-    if factor is None:
-        return None
-    return Form(form.row * factor, form.column * factor, form.limits)
-
-
-def diagonal(op: tile.MapOp, value: SSAValue) -> Form | None:
-    """Return the form of a value that is constant along diagonals and not uniform."""
-    form = Forms(op, width_of(value.type)).of(value)
-    return None if form is None or form.step is None else form
+    def _find_limits(
+        self, op: tile.MapOp, value: SSAValue, dims: tuple[int, ...]
+    ) -> None:
+        """Find the limits of a map's value; `dims` are the dimensions of the map."""
+        if not dims or (value, dims) in self._visited:
+            return
+        self._visited.add((value, dims))
+        if isinstance(value, BlockArgument):
+            source = op.inputs[value.index]
+            if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
+                span = tuple(dims[d] for d in op.span(value.index))
+                inner = yielded(source.owner.body.block)[source.index]
+                self._find_limits(source.owner, inner, span)
+            return
+        least = value.owner
+        assert isinstance(least, Operation)
+        for operand in least.operands:
+            self._find_limits(op, operand, dims)
+        if isinstance(least, arith.MinSIOp) and tile.IDLE_BEYOND in least.attributes:
+            for i, dim in enumerate(dims):
+                if not self.strides.along(op, i).is_invariant(least.lhs):
+                    self.limits.append(Limit(dim, op, least))
 
 
 class Corner:
@@ -251,17 +170,16 @@ class ReadAlongDiagonals(RewritePattern):
         parent = op.parent_op()
         if not isinstance(parent, tile.MapOp) or len(parent.shape) != 2:
             return
-        form = diagonal(parent, op.offset)
-        if form is None or not is_readable(op, parent):
+        offset = Offset(parent, op.offset)
+        if offset.step is None or not is_readable(op, parent):
             return
         code = ScalarCode(InsertPoint.before(parent))
         first = at_corner(code, "first", lambda c: c.of(parent, op.offset))
-        rows, columns = (count_along(code, form, dim) for dim in (0, 1))
-        assert form.step is not None
+        rows, columns = (count_along(code, offset.limits, dim) for dim in (0, 1))
         assert isinstance(op.tensor, BlockArgument)
         tensor = parent.inputs[op.tensor.index]
         shape = parent.shape
-        read = tile.ReadDiagonalsOp(tensor, first, form.step, shape, rows, columns)
+        read = tile.ReadDiagonalsOp(tensor, first, offset.step, shape, rows, columns)
         read.location = op.location
         value = code.insert(read, op.result.name_hint)
         rewriter.replace(op, [], [full_operand(parent, value)])
@@ -276,9 +194,9 @@ def at_corner(
     return code.insert(op, name)
 
 
-def count_along(code: ScalarCode, form: Form, dim: int) -> SSAValue | None:
+def count_along(code: ScalarCode, limits: Iterable[Limit], dim: int) -> SSAValue | None:
     """Return the number of live rows or columns of a tile, or None if all are live."""
-    limits = [limit for limit in form.limits if limit.dim == dim]
+    limits = [limit for limit in limits if limit.dim == dim]
     if not limits:
         return None
     return at_corner(code, ("rows", "columns")[dim], lambda c: count_up_to(c, limits))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
@@ -28,7 +28,7 @@ from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
 from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.variation import IntegerFacts
+from flexc.passes.scalar.variation import UNLIMITED, IntegerFacts
 
 KEEP_WHOLE = (
     arith.AddfOp,
@@ -48,6 +48,8 @@ KEEP_WHOLE = (
 
 class WholeNumbers(IntegerFacts):
     """Ranges of the values of a mod's region, and the properties that they prove."""
+
+    known_bits: ClassVar[int] = UNLIMITED
 
     def __init__(self, region: Region, max_length: int, fits: bool):
         position = Interval(0, min(max(max_length - 1, 0), INDEX.hi))
@@ -105,6 +107,8 @@ class AssumedExact:
     strides hold between neighbours on the same side of every comparison.
     """
 
+    known_bits: ClassVar[int] = UNLIMITED
+
     def is_exact(self, op: Operation) -> bool:
         return True
 
@@ -118,16 +122,40 @@ class AssumedExact:
         return False
 
 
-Numbers = WholeNumbers | AssumedExact
+@dataclass(frozen=True)
+class LowBits:
+    """No assumption about the size of integers: every sum may wrap around.
+
+    Only indices are exact. They are not negative. The strides hold for the pairs that
+    count: an index that is clamped to a limit beyond which pairs are idle is exact too.
+    """
+
+    known_bits: int
+    """The lowest bits of wider integers that strides are known of."""
+
+    def is_exact(self, op: Operation) -> bool:
+        return False
+
+    def is_nonnegative(self, value: SSAValue) -> bool:
+        return True
+
+    def fits_in(self, value: SSAValue, width: int) -> bool:
+        return False
+
+    def is_whole(self, value: SSAValue) -> bool:
+        return False
+
+
+Numbers = WholeNumbers | AssumedExact | LowBits
 
 
 @dataclass(frozen=True)
 class Stride:
     """The amount that each move in a direction adds to a value.
 
-    For an integer, the sum is modulo two to the power of its width. If `exact`, the
-    value as a signed integer changes by the step, without wrapping around. For a
-    float, the sum is not rounded.
+    For an integer, the sum is modulo two to the power of its width, or of the number of
+    its bits that are known. If `exact`, the value as a signed integer changes by the
+    step, without wrapping around. For a float, the sum is not rounded.
     """
 
     step: int
@@ -170,12 +198,20 @@ class StrideAnalysis:
         known = [d for v in op.operands if (d := self[v]) is not None]
         if len(known) < len(op.operands):
             return None
-        if all(d.step == 0 for d in known):
+        if all(d == INVARIANT for d in known):
             return INVARIANT
         rule = RULES.get(type(op))
         stride = None if rule is None else rule(op, known, self.numbers)
+        if stride is None or stride.step:
+            return stride
         # A stride of 0 modulo two to the power of the width is invariant too.
-        return INVARIANT if stride is not None and stride.step == 0 else stride
+        return stride if has_unknown_bits(op.results[0], self.numbers) else INVARIANT
+
+
+def has_unknown_bits(value: SSAValue, numbers: Numbers) -> bool:
+    """Return True if strides are known of only the lowest bits of an integer."""
+    is_integer = isinstance(value.type, IntegerType)
+    return is_integer and width_of(value.type) > numbers.known_bits
 
 
 def _sum(sign: int) -> Rule:
@@ -210,7 +246,11 @@ def _truncated(op: arith.TruncIOp, strides: Strides, numbers: Numbers) -> Stride
 
 def _extended(op: Operation, strides: Strides, numbers: Numbers) -> Stride | None:
     signed = isinstance(op, arith.ExtSIOp) or numbers.is_nonnegative(op.operands[0])
-    return strides[0] if strides[0].exact and signed else None
+    if strides[0].exact and signed:
+        return strides[0]
+    # Extension changes no bit of its operand.
+    is_known = width_of(op.operands[0].type) >= numbers.known_bits
+    return Stride(strides[0].step, exact=False) if is_known else None
 
 
 def _together(strides: Strides) -> Stride | None:
@@ -223,6 +263,14 @@ def _extremum(op: Operation, strides: Strides, numbers: Numbers) -> Stride | Non
     return _together(strides)
 
 
+def _least(op: arith.MinSIOp, strides: Strides, numbers: Numbers) -> Stride | None:
+    index, limit = strides
+    is_idle = tile.IDLE_BEYOND in op.attributes and isinstance(numbers, LowBits)
+    if is_idle and index.exact and limit == INVARIANT:
+        return index
+    return _together(strides)
+
+
 def _chosen(op: arith.SelectOp, strides: Strides, numbers: Numbers) -> Stride | None:
     test, a, b = strides
     if test.step != 0 or a.step != b.step:
@@ -232,7 +280,7 @@ def _chosen(op: arith.SelectOp, strides: Strides, numbers: Numbers) -> Stride | 
 
 def _compared(op: arith.CmpiOp, strides: Strides, numbers: Numbers) -> Stride | None:
     predicate = predicate_of(op)
-    if predicate in ("eq", "ne"):
+    if predicate in ("eq", "ne") and not has_unknown_bits(op.lhs, numbers):
         return INVARIANT if strides[0].step == strides[1].step else None
     if predicate[0] == "u" and not all(map(numbers.is_nonnegative, op.operands)):
         return None
@@ -285,7 +333,7 @@ RULES: Mapping[type[Operation], Rule] = {
     arith.TruncIOp: _truncated,
     arith.ExtSIOp: _extended,
     arith.ExtUIOp: _extended,
-    arith.MinSIOp: _extremum,
+    arith.MinSIOp: _least,
     arith.MaxSIOp: _extremum,
     arith.SelectOp: _chosen,
     arith.CmpiOp: _compared,
@@ -329,33 +377,38 @@ def step_along(op: tile.MapOp, value: SSAValue, dim: int) -> int | None:
     A read whose offset has step 1 is contiguous. The step rests on `AssumedExact`: use
     it for decisions about speed only.
     """
-    stride = _strides_of_map(op, dim, {})[value]
+    stride = MapStrides(AssumedExact()).along(op, dim)[value]
     return None if stride is None else stride.step
 
 
-MapStrides = dict[tuple[tile.MapOp, int], StrideAnalysis]
+class MapStrides:
+    """The strides of values of maps along dimensions, computed once for each."""
 
+    def __init__(self, numbers: AssumedExact | LowBits):
+        self.numbers = numbers
+        self._known: dict[tuple[tile.MapOp, int], StrideAnalysis] = {}
 
-def _strides_of_map(op: tile.MapOp, dim: int, known: MapStrides) -> StrideAnalysis:
-    if (op, dim) not in known:
-        args: dict[SSAValue, Stride | None] = {
-            arg: _operand_stride(op, arg.index, dim, known)
-            for arg in op.body.block.args
-        }
-        known[op, dim] = StrideAnalysis(op.body, args, AssumedExact())
-    return known[op, dim]
+    def along(self, op: tile.MapOp, dim: int) -> StrideAnalysis:
+        """Return the strides of a map's values along a dimension."""
+        if (op, dim) not in self._known:
+            args: dict[SSAValue, Stride | None] = {
+                arg: self._of_operand(op, arg.index, dim) for arg in op.body.block.args
+            }
+            self._known[op, dim] = StrideAnalysis(op.body, args, self.numbers)
+        return self._known[op, dim]
 
+    def _of_operand(self, op: tile.MapOp, index: int, dim: int) -> Stride | None:
+        span = op.span(index)
+        if dim not in span or self._is_ignored(op.body.block.args[index]):
+            return INVARIANT
+        source = op.inputs[index]
+        if isinstance(source.owner, tile.IotaOp):
+            return Stride(1)
+        if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
+            strides = self.along(source.owner, span.index(dim))
+            return strides[yielded(source.owner.body.block)[source.index]]
+        return None
 
-def _operand_stride(
-    op: tile.MapOp, index: int, dim: int, known: MapStrides
-) -> Stride | None:
-    span = op.span(index)
-    if dim not in span or op.body.block.args[index].type == i1:
-        return INVARIANT
-    source = op.inputs[index]
-    if isinstance(source.owner, tile.IotaOp):
-        return Stride(1)
-    if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
-        strides = _strides_of_map(source.owner, span.index(dim), known)
-        return strides[yielded(source.owner.body.block)[source.index]]
-    return None
+    def _is_ignored(self, value: SSAValue) -> bool:
+        """Return True for the result of a comparison that is assumed not to change."""
+        return isinstance(self.numbers, AssumedExact) and value.type == i1

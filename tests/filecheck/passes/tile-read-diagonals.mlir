@@ -37,6 +37,16 @@ tile.kernel @by_distance(%t : !t #tile.param<argument 0>, %q : i32 #tile.param<a
     %x = tile.read %u[%o] : !t, i64 -> f32
     flex.yield %x : f32
   } -> !full
+  // A sum of 32 bits may wrap around, but its lower half is not changed by extension.
+  // CHECK: tile.read_diagonals %t[%{{.*}}] step 1 : tensor<?x?xbf16, strided<[?, 1]>>, i32
+  %c = tile.map(%i : i32 = %row [0] : !rows, %j : i32 = %column [1] : !columns, %m : i64 = %n [] : i64, %u : !t = %t [] : !t) {
+    %d = arith.subi %i, %j : i32
+    %d_64 = arith.extsi %d : i32 to i64
+    %s = arith.addi %d_64, %m : i64
+    %o = arith.trunci %s : i64 to i32
+    %x = tile.read %u[%o] : !t, i32 -> f32
+    flex.yield %x : f32
+  } -> !full
   tile.return
 }
 
@@ -117,6 +127,33 @@ tile.kernel @others(%t : tensor<?xf32> #tile.param<argument 0>, %q : i32 #tile.p
     %d = arith.subi %i, %j : i32
     %o = arith.extsi %d : i32 to i64
     %x = tile.read %u[%o] : tensor<?xf32>, i64 -> f32
+    flex.yield %x : f32
+  } -> !full
+  // The lower half of a number of 64 bits is the same everywhere, but not its upper half.
+  %shifted = tile.map(%i : i32 = %row [0] : !rows, %j : i32 = %column [1] : !columns, %s : i32 = %n [] : i32, %u : tensor<?xf32> = %t [] : tensor<?xf32>) {
+    %added = arith.addi %i, %s : i32
+    %added_64 = arith.extsi %added : i32 to i64
+    %i_64 = arith.extsi %i : i32 to i64
+    %s_64 = arith.subi %added_64, %i_64 : i64
+    %one = arith.constant 1 : i64
+    %half = arith.shrsi %s_64, %one : i64
+    %half_32 = arith.trunci %half : i64 to i32
+    %d = arith.subi %i, %j : i32
+    %o = arith.addi %d, %half_32 : i32
+    %x = tile.read %u[%o] : tensor<?xf32>, i32 -> f32
+    flex.yield %x : f32
+  } -> !full
+  %compared = tile.map(%i : i32 = %row [0] : !rows, %j : i32 = %column [1] : !columns, %s : i32 = %n [] : i32, %u : tensor<?xf32> = %t [] : tensor<?xf32>) {
+    %added = arith.addi %i, %s : i32
+    %added_64 = arith.extsi %added : i32 to i64
+    %n_64 = arith.extsi %s : i32 to i64
+    %i_64 = arith.extsi %i : i32 to i64
+    %exact = arith.addi %n_64, %i_64 : i64
+    %fits = arith.cmpi eq, %added_64, %exact : i64
+    %fits_32 = arith.extui %fits : i1 to i32
+    %d = arith.subi %i, %j : i32
+    %o = arith.addi %d, %fits_32 : i32
+    %x = tile.read %u[%o] : tensor<?xf32>, i32 -> f32
     flex.yield %x : f32
   } -> !full
   // 0 outside.

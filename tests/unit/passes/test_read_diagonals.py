@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
 
 from flexc.dialects import tile
 from flexc.dialects.flex import AttentionOp
@@ -38,6 +38,8 @@ class Call:
     masked: bool = False
     dtype: torch.dtype = torch.float32
     trusted: bool = True
+    whole: bool = False
+    """True if the lengths are known to be whole blocks, so that no index is clamped."""
 
     def score_mod(self) -> Mod:
         draw = torch.Generator().manual_seed(self.q_len)
@@ -62,6 +64,8 @@ class Call:
         op = next(o for o in module.walk() if isinstance(o, AttentionOp))
         if self.trusted:
             op.captures_inside = op.indices_fit = op.has_pairs = UnitAttr()
+        if self.whole:
+            op.q_len_multiple = op.kv_len_multiple = IntegerAttr(64, i64)
         exact = attention(
             query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
         )
@@ -99,9 +103,20 @@ def pairs(table: Tensor, q_len: int, kv_len: int) -> Mod:
     return lambda s, b, h, q, k: s + matrix[q, k]
 
 
+def wrapped(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    """The sum wraps around at key 40; half of the difference says so."""
+    large = torch.tensor(2**31 - 40, dtype=torch.int32)
+
+    def mod(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        overflow = ((k.to(torch.int32) + large).to(torch.int64) - k) >> 33
+        return s + table[h, q - k + kv_len - 1 - overflow]
+
+    return mod
+
+
 BIASES = {
     f.__name__: f
-    for f in (relative, backward, shared, absolute, halves, strided, pairs)
+    for f in (relative, backward, shared, absolute, halves, strided, pairs, wrapped)
 }
 DIAGONAL = ("relative", "backward", "shared")
 
@@ -138,6 +153,12 @@ def reads(module: ModuleOp, kind: type[Any]) -> int:
 def test_which_are_read_along_diagonals(bias: str) -> None:
     _, found = scheduled(Call(bias))
     assert found == (bias in DIAGONAL)
+
+
+def test_numbers_that_differ_in_their_upper_half() -> None:
+    """Their lower half is the same for all columns."""
+    _, found = scheduled(Call("wrapped", 256, 192, whole=True))
+    assert found == 0
 
 
 def test_reads_with_guards_stay() -> None:
