@@ -16,7 +16,6 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
-    IntegerAttr,
     StringAttr,
     TensorType,
 )
@@ -123,9 +122,8 @@ class CppPrinter(MapPrinter):
         for name, value in sorted(op.attributes.items()):
             if isinstance(value, StringAttr):
                 self.comment(f"{name}: {value.data}")
-        vector_bytes = op.attributes.get(tile.VECTOR_BYTES)
-        if isa(vector_bytes, IntegerAttr):
-            self.line(f"#define FLEXC_VECTOR_BYTES {vector_bytes.value.data}")
+        if (vector_bytes := op.number(tile.VECTOR_BYTES)) is not None:
+            self.line(f"#define FLEXC_VECTOR_BYTES {vector_bytes}")
         self.line('#include "flexc_support.h"')
         self.line()
         self.line("using namespace flexc;")

@@ -22,7 +22,7 @@ from xdsl.utils.hints import isa
 
 from flexc.codegen.target import Target
 from flexc.codegen.triton.scalar_rules import GLUON, Language
-from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
+from flexc.codegen.triton.tile_printer import TilePrinter
 from flexc.dialects import tile
 from flexc.dialects.tile import (
     AlongAttr,
@@ -185,7 +185,7 @@ class GluonPrinter(TilePrinter):
             for role in roles_of(kernel)
         ]
         lines.append(f"shared memory: {shared_bytes(kernel)} bytes")
-        if residents := integer_attribute(kernel, "residents"):
+        if residents := kernel.number("residents"):
             lines.append(f"programs on a multiprocessor: {residents}")
         return lines
 
@@ -485,5 +485,5 @@ class GluonTarget(Target):
         roles = roles_of(kernel)
         return {
             "num_warps": roles[0].warps.value.data if roles else None,
-            "max_registers": integer_attribute(kernel, "max_registers"),
+            "max_registers": kernel.number("max_registers"),
         }

@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 
 from flexc.codegen.target import Target
 from flexc.codegen.triton.scalar_rules import TRITON, Language
-from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
+from flexc.codegen.triton.tile_printer import TilePrinter
 from flexc.dialects import tile
 from flexc.errors import refuse
 from flexc.passes import pipelines
@@ -80,7 +80,7 @@ def copied_ahead(kernel: tile.KernelOp) -> int:
     ahead. Reads that are marked in place are not copied. A read whose address depends
     on another is not copied either, but counts here unless it is marked.
     """
-    stages = integer_attribute(kernel, "num_stages") or 1
+    stages = kernel.number("num_stages") or 1
     loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
     return (stages - 1) * max(map(_bytes_read, loops), default=0)
 
@@ -112,7 +112,7 @@ class TritonTarget(Target):
 
     def launch_options(self, kernel: tile.KernelOp) -> dict[str, Any]:
         return {
-            "num_warps": integer_attribute(kernel, "num_warps"),
-            "num_stages": integer_attribute(kernel, "num_stages"),
+            "num_warps": kernel.number("num_warps"),
+            "num_stages": kernel.number("num_stages"),
             "copied_ahead": copied_ahead(kernel),
         }

@@ -17,7 +17,6 @@ from xdsl.dialects.builtin import (
     DenseArrayBase,
     Float8E4M3FNType,
     Float8E5M2Type,
-    IntegerAttr,
     StringAttr,
     f32,
     i32,
@@ -49,12 +48,6 @@ BROADCASTS: dict[tuple[int, ...], str] = {(0,): "[:, None]", (1,): "[None, :]"}
 def is_pointer(arg: SSAValue, param: tile.ParamAttr) -> bool:
     """Return True if an argument is the address of a tensor."""
     return not is_scalar(arg.type) and param.kind.data == ParamKind.ARGUMENT
-
-
-def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
-    """Return the value of a kernel's integer attribute, or None."""
-    attr = kernel.attributes.get(name)
-    return attr.value.data if isinstance(attr, IntegerAttr) else None
 
 
 class TilePrinter(PythonPrinter):
@@ -94,8 +87,8 @@ class TilePrinter(PythonPrinter):
         name, language = kernel.sym_name.data, self.language.name
         lines = [f"{name}, emitted by flexc for {language}"]
         lines.append(f"grid: {kernel.grid.data}")
-        warps = integer_attribute(kernel, "num_warps")
-        stages = integer_attribute(kernel, "num_stages")
+        warps = kernel.number("num_warps")
+        stages = kernel.number("num_stages")
         if warps is not None and stages is not None:
             lines.append(f"num_warps: {warps}, num_stages: {stages}")
         for key, attr in kernel.attributes.items():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
+from xdsl.dialects.builtin import ModuleOp, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -289,11 +289,5 @@ class TileSplitRowsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
-            if (rows := self.rows or rows_per_part(kernel)) is not None:
+            if (rows := self.rows or kernel.number("rows_per_part")) is not None:
                 RowSplitter(kernel, rows).run()
-
-
-def rows_per_part(kernel: tile.KernelOp) -> int | None:
-    """Return a kernel's number of rows per part, or None if it is not to be split."""
-    attr = kernel.attributes.get("rows_per_part")
-    return attr.value.data if isinstance(attr, IntegerAttr) else None

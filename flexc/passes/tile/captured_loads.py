@@ -31,7 +31,6 @@ from xdsl.dialects.builtin import (
     BFloat16Type,
     DenseArrayBase,
     Float16Type,
-    IntegerAttr,
     IntegerType,
     ModuleOp,
     UnitAttr,
@@ -68,9 +67,7 @@ class CaptureExpander:
 
     @property
     def offset_type(self) -> IntegerType:
-        width = self.kernel.attributes.get("index_width")
-        is_narrow = isinstance(width, IntegerAttr) and width.value.data == 32
-        return i32 if is_narrow else i64
+        return i32 if self.kernel.number("index_width") == 32 else i64
 
     def run(self) -> None:
         for op in list(self.kernel.walk()):

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, f32
+from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
@@ -235,11 +235,8 @@ class TileRelaxScoreMathPass(ModulePass):
                 continue
             if self.narrow and not has_packed_products(kernel):
                 continue
-            length = kernel.attributes.get("max_length")
-            exact = (
-                isinstance(length, IntegerAttr)
-                and length.value.data <= EXACT_F32_INTEGERS
-            )
+            length = kernel.number("max_length")
+            exact = length is not None and length <= EXACT_F32_INTEGERS
             for inner in list(kernel.walk()):
                 if isinstance(inner, tile.MapOp):
                     MapRelaxer(inner, exact).run()

@@ -243,8 +243,8 @@ def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
     are query, key, value and the first output. Refuse a listed argument that is no
     tensor.
     """
-    attr = kernel.attributes.get("alignment")
-    if not isinstance(attr, IntegerAttr):
+    alignment = kernel.number("alignment")
+    if alignment is None:
         return {}
     args = kernel.body.block.args
     outputs = [i for i, a in enumerate(args) if is_memory(a.type)]
@@ -255,9 +255,7 @@ def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
     tensors = {i for i, a in enumerate(args) if is_tensor(a.type) or is_memory(a.type)}
     if not tensors.issuperset(numbers):
         refuse(kernel, f"alignment expects arguments {numbers} to be tensors")
-    return {
-        i: max(1, attr.value.data * 8 // element_width(args[i].type)) for i in numbers
-    }
+    return {i: max(1, alignment * 8 // element_width(args[i].type)) for i in numbers}
 
 
 @dataclass(frozen=True)

@@ -200,11 +200,6 @@ class TileSpecializeWarpsPass(ModulePass):
 
 def stages(kernel: tile.KernelOp) -> int:
     """Return the largest power of 2 that is at most a kernel's `num_stages`."""
-    count = number(kernel, "num_stages", DEFAULT_SLOTS)
+    count = kernel.number("num_stages")
+    count = DEFAULT_SLOTS if count is None else count
     return 1 << (max(count, 1).bit_length() - 1)
-
-
-def number(kernel: tile.KernelOp, name: str, default: int) -> int:
-    """Return the value of a kernel's integer attribute, or a default."""
-    attr = kernel.attributes.get(name)
-    return attr.value.data if isinstance(attr, IntegerAttr) else default
