@@ -8,7 +8,7 @@ region.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from xdsl.dialects import arith
@@ -49,6 +49,14 @@ def yielded(block: Block) -> Sequence[SSAValue]:
     """Return the operands of a block's terminator."""
     assert block.last_op is not None
     return block.last_op.operands
+
+
+def parents(op: Operation) -> Iterator[Operation]:
+    """Yield the ops whose regions contain an op, from the inside out."""
+    parent = op.parent_op()
+    while parent is not None:
+        yield parent
+        parent = parent.parent_op()
 
 
 def verify_scalar_region(

@@ -68,6 +68,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import parents
 from flexc.dialects.tile import (
     VECTOR_BYTES,
     KeptAttr,
@@ -169,10 +170,7 @@ def is_readable(machine: VectorMachine, load: tile.LoadStridedOp) -> bool:
 
 def loops_around(op: Operation) -> int:
     """Return the number of loops that run an op."""
-    count, parent = 0, op.parent_op()
-    while parent is not None:
-        count, parent = count + isinstance(parent, scf.ForOp), parent.parent_op()
-    return count
+    return sum(isinstance(parent, scf.ForOp) for parent in parents(op))
 
 
 def place_of_next(

@@ -21,6 +21,7 @@ from xdsl.pattern_rewriter import GreedyRewritePatternApplier, PatternRewriteWal
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
+from flexc.dialects.mod_region import parents
 from flexc.dialects.tile import ParamAttr, ParamKind, schedule
 from flexc.dialects.tile.schedule import ViewType
 from flexc.dialects.tile.types import tile_of
@@ -175,10 +176,10 @@ def recomputed(view: SSAValue, user: Operation) -> SSAValue:
 
 def is_in_inner_loop(op: Operation, other: Operation) -> bool:
     """Return True if an op is in a loop that another op is not in."""
-    parent = op.parent_op()
-    while parent is not None and not isinstance(parent, scf.ForOp):
-        parent = parent.parent_op()
-    return parent is not None and not parent.is_ancestor(other)
+    return any(
+        isinstance(parent, scf.ForOp) and not parent.is_ancestor(other)
+        for parent in parents(op)
+    )
 
 
 def legalize(kernel: tile.KernelOp) -> None:

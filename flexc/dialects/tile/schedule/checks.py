@@ -13,6 +13,7 @@ from xdsl.ir import Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import parents
 from flexc.dialects.tile.schedule.dependences import dependent_on
 from flexc.dialects.tile.schedule.memory import (
     ArriveOp,
@@ -84,19 +85,11 @@ def arrivals(signals: Sequence[Signal]) -> int | None:
 
 def role_of(op: Operation) -> RoleOp | None:
     """Return the role whose code contains an op, or None."""
-    parent = op.parent_op()
-    while parent is not None and not isinstance(parent, RoleOp):
-        parent = parent.parent_op()
-    return parent
+    return next((p for p in parents(op) if isinstance(p, RoleOp)), None)
 
 
 def _is_conditional(signal: Signal) -> bool:
-    parent = signal.parent_op()
-    while parent is not None and not isinstance(parent, RoleOp):
-        if isinstance(parent, scf.IfOp):
-            return True
-        parent = parent.parent_op()
-    return False
+    return any(isinstance(parent, scf.IfOp) for parent in parents(signal))
 
 
 def _is_repeated(signal: Signal, others: Sequence[Signal]) -> bool:

@@ -7,6 +7,7 @@ TMA gives 0 outside of a tensor, as `tile.load` does.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, MemRefType, TensorType, f32
@@ -14,6 +15,7 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
+from flexc.dialects.mod_region import parents
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.dialects.tile.schedule import OfPartOp, PartsOp, ShareOp, TakeColumnsOp
 from flexc.errors import ScheduleError
@@ -158,12 +160,8 @@ def viewed_source(value: SSAValue) -> SSAValue:
 
 def in_branch(op: Operation, parts: PartsOp) -> bool:
     """Return True if an op lies in a branch (any op but a loop) within the parts."""
-    parent = op.parent_op()
-    while parent is not None and parent is not parts:
-        if not isinstance(parent, scf.ForOp):
-            return True
-        parent = parent.parent_op()
-    return False
+    inside = takewhile(lambda parent: parent is not parts, parents(op))
+    return not all(isinstance(parent, scf.ForOp) for parent in inside)
 
 
 def name_of(load: tile.LoadOp) -> str:
