@@ -35,15 +35,23 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import Rewriter
 from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
+from flexc.dialects.tile.types import transposed
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
-from flexc.passes.tile.tile_values import Dim, TileDims, defined_by, rank
+from flexc.passes.tile.tile_values import (
+    Dim,
+    TileDims,
+    after,
+    defined_by,
+    rank,
+    separate_constants,
+)
 
 
 class TileForms:
@@ -70,23 +78,12 @@ class TileForms:
 
 def other_form(value: SSAValue) -> SSAValue:
     """Return the transpose of a tile, defined right after the tile."""
-    owner = value.owner
-    if isinstance(owner, Block):
-        point = InsertPoint.at_start(owner)
-    else:
-        point = InsertPoint.after(owner)
-    code = ScalarCode(point)
-    if isinstance(owner, tile.FullOp):
-        return code.insert(
-            tile.FullOp(owner.value, transposed_type(value)), value.name_hint
-        )
-    return code.insert(tile.TransposeOp(value), value.name_hint)
-
-
-def transposed_type(value: SSAValue) -> TileType:
-    """Return the type of a tile's transpose."""
     assert isinstance(value.type, TileType)
-    return TileType(value.type.element_type, value.type.get_shape()[::-1])
+    if isinstance(owner := value.owner, tile.FullOp):
+        op = tile.FullOp(owner.value, transposed(value.type))
+    else:
+        op = tile.TransposeOp(value)
+    return ScalarCode(after(value)).insert(op, value.name_hint)
 
 
 TURNED = (tile.MapOp, tile.DotOp, scf.ForOp, scf.IfOp)
@@ -147,7 +144,9 @@ class LaneRewriter:
     def run(self) -> None:
         # Change all types first, so that the lookups below find the new values.
         for value in list(self.turned):
-            new = Rewriter.replace_value_with_new_type(value, transposed_type(value))
+            assert isinstance(value.type, TileType)
+            type_ = transposed(value.type)
+            new = Rewriter.replace_value_with_new_type(value, type_)
             for group in (self.turned, self.of_rows):
                 group.remove(value)
                 group.add(new)
@@ -179,9 +178,9 @@ class LaneRewriter:
 
     def give(self, op: Operation, forms: dict[int, bool]) -> None:
         """Replace operands by their transposes, or by their original forms."""
-        for index, transposed in forms.items():
+        for index, turned in forms.items():
             if rank(op.operands[index]) == 2:
-                op.operands[index] = self.forms.get(op.operands[index], transposed)
+                op.operands[index] = self.forms.get(op.operands[index], turned)
 
     def hand_over(
         self, op: Operation | None, first: int, targets: Sequence[SSAValue]
@@ -226,16 +225,6 @@ class LaneRewriter:
             op.transposed = None if op.is_transposed else UnitAttr()
 
 
-def split_constants(block: Block) -> None:
-    """Give each use of a constant tile a tile of its own, so that forms may differ."""
-    for op in [o for o in block.walk() if isinstance(o, tile.FullOp)]:
-        for use in list(op.result.uses)[1:]:
-            code = ScalarCode(InsertPoint.after(op))
-            use.operation.operands[use.index] = code.insert(
-                op.clone(), op.result.name_hint
-            )
-
-
 def tiles_of(op: Operation) -> Iterable[SSAValue]:
     """Return the tiles that an op or the arguments of its blocks define."""
     return [value for value in defined_by(op) if rank(value)]
@@ -252,6 +241,6 @@ class TilePutRowsInLanesPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
             block = kernel.body.block
-            split_constants(block)
+            separate_constants(block)
             LaneRewriter(block, RowTiles(block, MACHINES[self.machine])).run()
         region_dce(op.body)

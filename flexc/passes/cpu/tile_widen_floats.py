@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, ModuleOp, f32
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,
@@ -47,6 +47,7 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
 from flexc.passes.tile.map_builder import build_map
+from flexc.passes.tile.tile_values import after
 
 
 def is_narrow(value: SSAValue) -> bool:
@@ -94,9 +95,7 @@ def loaded(value: SSAValue, type_: TileType, code: ScalarCode) -> SSAValue | Non
 
 def widened(value: SSAValue) -> SSAValue:
     """Return `value` as a tile of 32-bit floats, defined right after `value`."""
-    op = value.owner
-    point = InsertPoint.at_start(op) if isinstance(op, Block) else InsertPoint.after(op)
-    code, shape = ScalarCode(point), shape_of(value.type)
+    code, shape = ScalarCode(after(value)), shape_of(value.type)
     wide = unrounded(value, code) or loaded(value, TileType(f32, shape), code)
     if wide is not None:
         return wide
@@ -118,7 +117,7 @@ def packed(value: SSAValue, op: tile.DotOp) -> SSAValue:
     assert isinstance(value.type, TileType)
     type_ = value.type.with_layout(PairsAttr())
     if isinstance(value.owner, tile.LoadStridedOp) and holds(value.owner):
-        found = loaded(value, type_, ScalarCode(InsertPoint.after(value.owner)))
+        found = loaded(value, type_, ScalarCode(after(value)))
         assert found is not None
         return found
     code = ScalarCode(InsertPoint.before(op))

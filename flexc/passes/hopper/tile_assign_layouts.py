@@ -26,7 +26,7 @@ from flexc.dialects.tile import (
     shape_of,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.tile.tile_values import defined_by, defining_block, is_tile
+from flexc.passes.tile.tile_values import after, defined_by, defining_block, is_tile
 
 Layouts = Mapping[SSAValue, LayoutAttr]
 
@@ -40,14 +40,9 @@ def is_made_anew(value: SSAValue) -> bool:
     return isinstance(value.owner, tile.IotaOp | tile.FullOp)
 
 
-def matrix_layout(columns: int) -> ProductAttr:
-    """Return the layout of a matrix with so many columns in registers."""
-    return ProductAttr(columns)
-
-
 def layout_along(shape: tuple[int, ...], span: tuple[int, ...]) -> LayoutAttr:
     """Return the layout of a tile that spans some dimensions of a matrix."""
-    matrix = matrix_layout(shape[1])
+    matrix = ProductAttr(shape[1])
     return matrix if len(span) == 2 else AlongAttr(span[0], matrix)
 
 
@@ -79,7 +74,7 @@ def demand(use: Use, layouts: Layouts) -> LayoutAttr | None:
             return layouts.get(op.results[0])
         return layout_along(op.shape, op.span(use.index)) if op.shape else None
     if isinstance(op, tile.ReduceOp):
-        return matrix_layout(shape_of(op.input.type)[1])
+        return ProductAttr(shape_of(op.input.type)[1])
     if isinstance(op, tile.KeepColumnsOp):
         return layout_along(shape_of(op.input.type), (0,) if use.index else (0, 1))
     if isinstance(op, schedule.IssueDotOp):
@@ -91,7 +86,7 @@ def demand(use: Use, layouts: Layouts) -> LayoutAttr | None:
 
 def _demand_of_product(op: schedule.IssueDotOp, index: int) -> LayoutAttr:
     assert isinstance(op.result.type, schedule.PendingType)
-    product = matrix_layout(op.result.type.tile.get_shape()[1])
+    product = ProductAttr(op.result.type.tile.get_shape()[1])
     return OperandAttr(product) if index == 0 else product
 
 
@@ -182,14 +177,6 @@ class LayoutConverter:
                 Rewriter.replace_value_with_new_type(value, new)
 
 
-def after(value: SSAValue) -> InsertPoint:
-    owner = value.owner
-    if isinstance(owner, Block):
-        return InsertPoint.at_start(owner)
-    assert isinstance(owner, Operation)
-    return InsertPoint.after(owner)
-
-
 class VectorClasses:
     """Classes of a role's vectors that share a layout."""
 
@@ -249,11 +236,11 @@ class VectorClasses:
                 assert isinstance(op.result.type, schedule.PendingType)
                 rows, columns = op.result.type.tile.get_shape()
                 if shape_of(value.type) == (rows,):
-                    return AlongAttr(0, matrix_layout(columns))
+                    return AlongAttr(0, ProductAttr(columns))
         (size,) = shape_of(value.type)
         if size < 8:
             raise ScheduleError(f"nothing says how {value.type} lies in registers")
-        return AlongAttr(1, matrix_layout(size))
+        return AlongAttr(1, ProductAttr(size))
 
 
 def is_free_vector(value: SSAValue) -> bool:
@@ -278,7 +265,7 @@ def matrices(region: Region) -> dict[SSAValue, LayoutAttr]:
                 type_ = type_.tile
             is_matrix = isinstance(type_, TileType) and len(type_.get_shape()) == 2
             if is_matrix and not is_made_anew(value):
-                layouts[value] = matrix_layout(shape_of(type_)[1])
+                layouts[value] = ProductAttr(shape_of(type_)[1])
     return layouts
 
 

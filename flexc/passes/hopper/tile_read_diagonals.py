@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, ModuleOp, TensorType, i32
+from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import (
     Attribute,
     Block,
@@ -44,12 +44,12 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.mod_region import yielded
-from flexc.dialects.tile import element_of
 from flexc.dialects.tile.memory import READABLE, read_as
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.scalar.strides import LowBits, MapStrides
 from flexc.passes.targets.gluon import PART_ROWS
+from flexc.passes.tile.map_builder import FULL, operand_of
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class ReadAlongDiagonals(RewritePattern):
         read = tile.ReadDiagonalsOp(tensor, first, offset.step, shape, rows, columns)
         read.location = op.location
         value = code.insert(read, op.result.name_hint)
-        rewriter.replace(op, [], [full_operand(parent, value)])
+        rewriter.replace(op, [], [operand_of(parent, value, FULL)])
 
 
 def at_corner(
@@ -223,16 +223,6 @@ def is_readable(op: tile.ReadOp, parent: tile.MapOp) -> bool:
     assert isa(op.tensor.type, TensorType[Attribute])
     element = op.tensor.type.element_type
     return element in READABLE and op.result.type == read_as(element)
-
-
-def full_operand(op: tile.MapOp, value: SSAValue) -> SSAValue:
-    """Add an operand of the map's own shape; return the region's argument for it."""
-    op.operands = [*op.operands, value]
-    spans = [*op.spans.data, DenseArrayBase.from_list(i32, [0, 1])]
-    op.spans = ArrayAttr(spans)
-    arg = op.body.block.insert_arg(element_of(value.type), len(op.body.block.args))
-    arg.name_hint = value.name_hint
-    return arg
 
 
 @dataclass(frozen=True)

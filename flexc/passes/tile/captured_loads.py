@@ -29,7 +29,6 @@ from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     BFloat16Type,
-    DenseArrayBase,
     Float16Type,
     IntegerType,
     ModuleOp,
@@ -52,6 +51,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex, tile
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.scalar.strides import step_along
+from flexc.passes.tile.map_builder import UNIFORM, operand_of
 from flexc.passes.tile.tile_access import static_dim, static_stride
 from flexc.passes.tile.tile_split_maps import variance
 
@@ -119,7 +119,7 @@ class CaptureExpander:
             return self.query_at_entry(kind, tensor, dim, type_)
         assert isinstance(tensor, BlockArgument)
         outer = self.query_at_entry(kind, parent.inputs[tensor.index], dim, type_)
-        return uniform_operand(parent, outer)
+        return operand_of(parent, outer, UNIFORM)
 
     def query_at_entry(
         self,
@@ -135,19 +135,6 @@ class CaptureExpander:
             op = kind(tensor, dim, type_)
             self.known[key] = code.insert(op, f"{tensor.name_hint}_{what}{dim}")
         return self.known[key]
-
-
-def uniform_operand(op: tile.MapOp, value: SSAValue) -> SSAValue:
-    """Return the region's argument for an outer scalar; add the operand if missing."""
-    for index, given in enumerate(op.inputs):
-        if given is value and not op.span(index):
-            return op.body.block.args[index]
-    op.operands = [*op.operands, value]
-    spans = [*op.spans.data, DenseArrayBase.from_list(i32, [])]
-    op.spans = type(op.spans)(spans)
-    arg = op.body.block.insert_arg(value.type, len(op.body.block.args))
-    arg.name_hint = value.name_hint
-    return arg
 
 
 @dataclass(frozen=True)

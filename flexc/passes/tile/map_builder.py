@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import AnyFloat, IndexType, IntegerType, f64
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ArrayAttr,
+    DenseArrayBase,
+    IndexType,
+    IntegerType,
+    f64,
+    i32,
+)
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
@@ -75,6 +83,19 @@ def build_row_map(
     spans = [ROW if isinstance(v.type, TileType) else UNIFORM for v in inputs]
     shape = next(s for v in inputs if (s := shape_of(v.type)))
     return build_map(code, shape, list(zip(inputs, spans, strict=True)), body, name)
+
+
+def operand_of(op: tile.MapOp, value: SSAValue, span: Sequence[int]) -> SSAValue:
+    """Return the region's argument for a value; add the operand if it is missing."""
+    for index, given in enumerate(op.inputs):
+        if given is value and op.span(index) == tuple(span):
+            return op.body.block.args[index]
+    op.operands = [*op.operands, value]
+    spans = [*op.spans.data, DenseArrayBase.from_list(i32, span)]
+    op.spans = ArrayAttr(spans)
+    arg = op.body.block.insert_arg(element_of(value.type), len(op.body.block.args))
+    arg.name_hint = value.name_hint
+    return arg
 
 
 def result_type(element: Attribute, shape: Sequence[int]) -> Attribute:

@@ -176,6 +176,14 @@ def separate_constants(block: Block) -> None:
                 use.operation.operands[use.index] = clone.result
 
 
+def after(value: SSAValue) -> InsertPoint:
+    """Return the place right after the definition of a value."""
+    owner = value.owner
+    if isinstance(owner, Block):
+        return InsertPoint.at_start(owner)
+    return InsertPoint.after(owner)
+
+
 def rank(value: SSAValue) -> int:
     """Return the number of dimensions of a tile, or 0 for another value."""
     return value.type.get_num_dims() if isinstance(value.type, TileType) else 0
