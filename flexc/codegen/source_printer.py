@@ -60,9 +60,9 @@ class SourcePrinter(BasePrinter):
         self._used.add(name)
         return name
 
-    def declare(self, value: SSAValue, hint: str | None = None) -> str:
+    def declare(self, value: SSAValue) -> str:
         """Give a value a unique name, and return the name."""
-        name = self.unique_name(hint or value.name_hint)
+        name = self.unique_name(value.name_hint)
         self._names[value] = name
         return name
 

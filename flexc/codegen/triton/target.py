@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, StringAttr
+from xdsl.dialects.builtin import FixedBitwidthType, StringAttr
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
@@ -38,11 +38,7 @@ class TritonPrinter(TilePrinter):
             self.line(f"from {SUPPORT} import {', '.join(names)}")
 
     def loop_range(self, op: scf.ForOp) -> str:
-        stages = op.attributes.get("num_stages")
-        extra = ()
-        if isinstance(stages, IntegerAttr):
-            extra = (f"num_stages={stages.value.data}",)
-        return self.call("range", *self.args(op.lb, op.ub, op.step), *extra)
+        return self.call("range", *self.args(op.lb, op.ub, op.step))
 
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:

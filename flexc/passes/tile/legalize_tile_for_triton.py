@@ -6,8 +6,6 @@ tile are 32 bits wide; once hoisted, they are computed once for a whole loop. Th
 compares indices with the size along each checked dimension. Elements are gathered as
 memory holds them, and converted by a map if the tile has a wider type. The pass refuses
 ops with a count.
-
-Kernels whose blocks of keys lie in one page each get twice the stages.
 """
 
 from __future__ import annotations
