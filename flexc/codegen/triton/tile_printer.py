@@ -250,8 +250,7 @@ class TilePrinter(PythonPrinter):
 
     @print_statement.register
     def _(self, op: tile.ScanOp) -> None:
-        dim = op.dim.value.data
-        self.assign(op.result, self.call("cumsum", self.name(op.input), dim))
+        self.assign(op.result, self.call("cumsum", self.name(op.input), 1))
 
     def print_map(self, op: tile.MapOp) -> None:
         block, shape = op.body.block, list(op.shape)

@@ -263,10 +263,10 @@ class KeepColumnsOp(IRDLOperation):
 
 @irdl_op_definition
 class ScanOp(IRDLOperation):
-    """The sums of a matrix's elements along a dimension, each up to its own place.
+    """The sums of a matrix's elements along its rows, each up to its own place.
 
     ```mlir
-    %place = tile.scan %live along 1 : !tile.tile<4x128xi32>
+    %place = tile.scan %live : !tile.tile<4x128xi32>
     ```
     """
 
@@ -274,22 +274,16 @@ class ScanOp(IRDLOperation):
 
     T: ClassVar = VarConstraint("T", base(TileType))
     input = operand_def(T)
-    dim = prop_def(IntegerAttr[I32])
     result = result_def(T)
 
     traits = traits_def(Pure())
-    assembly_format = "$input `along` $dim attr-dict `:` type($input)"
+    assembly_format = "$input attr-dict `:` type($input)"
 
-    def __init__(self, input: SSAValue, dim: int):
-        super().__init__(
-            operands=[input],
-            properties={"dim": IntegerAttr(dim, i32)},
-            result_types=[input.type],
-        )
+    def __init__(self, input: SSAValue):
+        super().__init__(operands=[input], result_types=[input.type])
 
     def verify_(self) -> None:
         matrix_shape("input", self.input.type)
-        verify_dim("dim", self.dim.value.data, 2)
 
 
 @irdl_op_definition
@@ -320,14 +314,11 @@ class DiagonalsOp(IRDLOperation):
         "`:` type($input) `->` type($result)"
     )
 
-    def __init__(
-        self, input: SSAValue, count: SSAValue | None = None, transposed: bool = False
-    ):
+    def __init__(self, input: SSAValue, count: SSAValue | None = None):
         type_ = expect_type("input", input, TileType)
         size = sum(type_.get_shape())
         super().__init__(
             operands=[input, count],
-            properties={"transposed": UnitAttr() if transposed else None},
             result_types=[TileType(type_.element_type, [size])],
         )
 

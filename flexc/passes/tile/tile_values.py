@@ -226,8 +226,10 @@ def equal_dims(op: Operation) -> Iterator[tuple[Dim, Dim]]:
 def summed_dims(op: Operation) -> list[Dim]:
     """Return the dimensions that an op does not treat element by element."""
     match op:
-        case tile.ReduceOp() | tile.ScanOp():
+        case tile.ReduceOp():
             return [(op.input, op.dim.value.data)]
+        case tile.ScanOp():
+            return [(op.input, 1)]
         case tile.DotOp():
             return [(op.lhs, 1)]
         case tile.DiagonalsOp():

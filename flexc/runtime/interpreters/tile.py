@@ -286,7 +286,7 @@ class TileFunctions(InterpreterFunctions):
     def run_scan(
         self, interpreter: Interpreter, op: tile.ScanOp, args: PythonValues
     ) -> PythonValues:
-        return (args[0].cumsum(op.dim.value.data, dtype=args[0].dtype),)
+        return (args[0].cumsum(1, dtype=args[0].dtype),)
 
     @impl(tile.LiveRangeOp)
     def run_live_range(

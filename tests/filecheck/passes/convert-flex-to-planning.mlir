@@ -14,7 +14,7 @@
 // CHECK: tile.reduce min %{{.*}} along 1 : !tile.tile<4x128xi32>
 // CHECK: scf.for
 // CHECK: tile.reduce max %{{.*}} along 1 : !tile.tile<32x128xi32>
-// CHECK: tile.scan %partial{{.*}} along 1 : !tile.tile<4x32xi32>
+// CHECK: tile.scan %partial{{.*}} : !tile.tile<4x32xi32>
 
 // CHECK: tile.kernel @summarize(%ids_ : tensor<?xi32> #tile.param<argument 0>, %q_len
 // CHECK-SAME: #tile.param<argument 1>
@@ -28,9 +28,9 @@
 // CHECK: tile.kernel @list_blocks(
 // CHECK: scf.for
 // CHECK: flex.load_capture %row0_lo{{.*}} inside
-// CHECK: tile.scan %partial{{.*}} along 1 : !tile.tile<4x128xi32>
+// CHECK: tile.scan %partial{{.*}} : !tile.tile<4x128xi32>
 // CHECK: tile.scatter %index{{.*}}, %tables_out[%indices + %offset] if %stored : !tile.tile<4x128xi1>
-// CHECK: tile.scan %full{{.*}} along 1 : !tile.tile<4x128xi32>
+// CHECK: tile.scan %full{{.*}} : !tile.tile<4x128xi32>
 // CHECK: tile.scatter %{{.*}}, %tables_out[%counts + %{{.*}}] if %{{.*}} : !tile.tile<4xi1>
 
 // CHECK: tile.kernel @classify(

@@ -217,7 +217,7 @@ class TableBuilder:
         """Write a step that stores indices; return the counts of live blocks so far."""
         entry, kinds = self.kinds(i)
         for k, kind in enumerate(kinds):
-            upto = self.code.insert(tile.ScanOp(kind, 1), "upto")
+            upto = self.code.insert(tile.ScanOp(kind), "upto")
             line = self.code.insert(tile.IotaOp(self.first, LINES), "line")
             varying = {
                 "line": (line, ROW),

@@ -83,7 +83,7 @@ tile.kernel @control(%out : memref<?xi32> #tile.param<argument 0>,
   tile.store_strided %copy, %out[%s0] strides [%s1] extents [%n] : !tile.tile<8xi32>, memref<?xi32>
   %square = tile.full %n : i32 -> !tile.tile<8x8xi32>
   %live = tile.full %some : i1 -> !tile.tile<8x8xi1>
-  %sums = tile.scan %square along 1 : !tile.tile<8x8xi32>
+  %sums = tile.scan %square : !tile.tile<8x8xi32>
   tile.scatter %sums, %out[%s0 + %square] if %live : !tile.tile<8x8xi1> : !tile.tile<8x8xi32>, memref<?xi32>, !tile.tile<8x8xi32>
   tile.return
 }

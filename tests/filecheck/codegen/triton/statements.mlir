@@ -38,7 +38,7 @@ tile.kernel @spans(%t : tensor<?xi32> #tile.param<argument 0>,
     %w = arith.addi %y, %c : i32
     flex.yield %w : i32
   } -> !tile.tile<32x16xi32>
-  %sums = tile.scan %z along 1 : !tile.tile<32x16xi32>
+  %sums = tile.scan %z : !tile.tile<32x16xi32>
   %total = tile.reduce sum %sums along 1 : !tile.tile<32x16xi32>
   tile.scatter %total, %out[%base + %rows] : !tile.tile<32xi32>, memref<?xi32>, !tile.tile<32xi32>
   tile.return

@@ -80,8 +80,8 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   %again = tile.unpack_pairs %pairs : !tile.tile<32x16xi32> -> !tile.tile<32x32xbf16>
   // CHECK-NEXT: %band = tile.keep_columns %s from %rows to %rows else 0.000000e+00 : f32 : !tile.tile<32x32xf32>, !tile.tile<32xi32>, !tile.tile<32xi32>
   %band = tile.keep_columns %s from %rows to %rows else 0.0 : f32 : !tile.tile<32x32xf32>, !tile.tile<32xi32>, !tile.tile<32xi32>
-  // CHECK-NEXT: %upto = tile.scan %s along 1 : !tile.tile<32x32xf32>
-  %upto = tile.scan %s along 1 : !tile.tile<32x32xf32>
+  // CHECK-NEXT: %upto = tile.scan %s : !tile.tile<32x32xf32>
+  %upto = tile.scan %s : !tile.tile<32x32xf32>
   // CHECK-NEXT: %p, %live = tile.map(%a : f32 = %s [0, 1] : !tile.tile<32x32xf32>, %b : f32 = %m [0] : !tile.tile<32xf32>, %c : i32 = %rows [1] : !tile.tile<32xi32>, %d : f32 = %z [] : f32, %u : tensor<?xf32> = %t [] : tensor<?xf32>, %o : i64 = %base [] : i64) {
   // CHECK-NEXT: %v = tile.read %u[%o] : tensor<?xf32>, i64 -> f32
   // CHECK-NEXT: %k = arith.cmpf olt, %a, %b : f32

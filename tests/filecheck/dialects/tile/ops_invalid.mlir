@@ -696,25 +696,13 @@ tile.kernel @keep_columns_rows(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
-tile.kernel @scan_dim(%t : tensor<?x?xf32> #tile.param<argument 0>,
-    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
-    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
-    grid affine_map<(b, h, q_len) -> (q_len)> {
-  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
-  // CHECK: dim expects a dimension below 2, got 2
-  %r = tile.scan %x along 2 : !tile.tile<4x8xf32>
-  tile.return
-}
-
-// -----
-
 tile.kernel @scan_row(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4xf32>
   // CHECK: input expects a matrix, got !tile.tile<4xf32>
-  %r = tile.scan %x along 0 : !tile.tile<4xf32>
+  %r = tile.scan %x : !tile.tile<4xf32>
   tile.return
 }
 
