@@ -226,11 +226,13 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             assert packed is not None
             captures = [self.args[c] for c in self.op.captures]
             program = b, h, m_block
-            return block_of_sequence(
+            place, self.row_len, self.column_len = block_of_sequence(
                 code, packed, captures, program, q_len, self.block_m
             )
+            return place
+        self.row_len, self.column_len = q_len, kv_len
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
-        return RowBlock(b, h, q_start, q_len, kv_len)
+        return RowBlock(b, h, q_start)
 
     def key_length(self) -> SSAValue:
         """Write the number of keys of a sequence."""
@@ -341,7 +343,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         kv_idx = self.code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
         inputs: list[Input] = [
             *((v, UNIFORM) for v in (tensor, self.place.b, head)),
-            (self.place.column_len, UNIFORM),
+            (self.column_len, UNIFORM),
             (kv_idx, ROW),
         ]
 
@@ -403,7 +405,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         if self.split is not None:
             mod = self.split.rest
         may_have_dead_pairs = visit.may_have_dead_pairs(
-            self.code, self.block_n, self.place.column_len
+            self.code, self.block_n, self.column_len
         )
         if may_have_dead_pairs is None:
             return self.scores(visit, kv_idx, s, mod)
@@ -439,8 +441,8 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         inputs: list[Input] = [
             (s, FULL),
             (self.args[self.op.scale], UNIFORM),
-            (place.row_len, UNIFORM),
-            (place.column_len, UNIFORM),
+            (self.row_len, UNIFORM),
+            (self.column_len, UNIFORM),
             (place.b, UNIFORM),
             (place.h, UNIFORM),
             (self.q_idx, ROW),
@@ -483,7 +485,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         """Write the term that is added to each row of a block of scores."""
         place, captures = self.place, [self.args[c] for c in self.op.captures]
         inputs: list[Input] = [
-            (place.row_len, UNIFORM),
+            (self.row_len, UNIFORM),
             (self.args[self.op.scale], UNIFORM),
             (place.b, UNIFORM),
             (place.h, UNIFORM),

@@ -35,13 +35,11 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The rows of one query head for which a program visits segments."""
+    """The place of a block of rows: its batch, head and first row."""
 
     b: SSAValue
     h: SSAValue
     start: SSAValue
-    row_len: SSAValue
-    column_len: SSAValue
     memory: Memory | None = None
     """Its place in a packed sequence; None if positions are those in memory."""
 
@@ -53,10 +51,6 @@ class RowBlock:
     def stored(self) -> list[SSAValue]:
         """The index of the first row in tensors and memrefs."""
         return self.where if self.memory is None else [*self.memory.row]
-
-    @property
-    def lengths(self) -> list[SSAValue]:
-        return [self.row_len, self.column_len]
 
 
 @dataclass(frozen=True)
@@ -206,6 +200,10 @@ class SegmentKernelBuilder(KernelBuilder):
 
     column_name = "kv_start"
     """The name hint of the first column of a block."""
+    row_len: SSAValue
+    """The number of rows of the sequence that the program's rows belong to."""
+    column_len: SSAValue
+    """The number of columns of that sequence."""
 
     def __init__(
         self,
@@ -353,7 +351,8 @@ class SegmentKernelBuilder(KernelBuilder):
         are those of `place`. The loop carries the position, which saves divisions.
         """
         trailing = [
-            *place.lengths,
+            self.row_len,
+            self.column_len,
             *(self.args[v] for v in (*self.op.captures, *self.op.tables)),
         ]
         begin, end = self.share(
@@ -511,7 +510,8 @@ def live_pairs(
     captures = [program.args[c] for c in op.captures]
     flags = [v for v in (visit.masked, visit.exists) if v is not None]
     inputs: list[Input] = [
-        *((length, UNIFORM) for length in place.lengths),
+        (program.row_len, UNIFORM),
+        (program.column_len, UNIFORM),
         (place.b, UNIFORM),
         (place.h, UNIFORM),
         (place.start, UNIFORM) if rows is None else (rows, ROW),

@@ -31,9 +31,8 @@ from flexc.dialects.flex import SumKind
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
-from flexc.passes.blocksparse.programs.builder import Heads, Visit
+from flexc.passes.blocksparse.programs.builder import Heads, RowBlock, Visit
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
-from flexc.passes.blocksparse.programs.pair_tiles import TileOrigin
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import (
@@ -116,7 +115,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         if self.key_rows is not None:
             self.order_of_heads = self.before_in_group(self.key_rows, blocks)
 
-    def before_in_group(self, key_rows: TileOrigin, blocks: SSAValue) -> ProgramOrder:
+    def before_in_group(self, key_rows: RowBlock, blocks: SSAValue) -> ProgramOrder:
         """Find the program of the same rows and of the query head before this one.
 
         Each query head has `blocks` programs.
@@ -140,7 +139,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             return
         (segment,) = self.segments()
         captures = [self.args[v] for v in self.op.captures]
-        rest = [*self.place.lengths, *captures]
+        rest = [self.row_len, self.column_len, *captures]
         begin, end = inline_region(segment.bounds, [*self.place.where, *rest], code)
         args = [*self.place.where, begin, *rest]
         (start,) = inline_region(segment.block, args, code)

@@ -30,7 +30,7 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     grid_of,
     source_of,
 )
-from flexc.passes.blocksparse.programs.pair_tiles import PairKernelBuilder, TileOrigin
+from flexc.passes.blocksparse.programs.pair_tiles import PairKernelBuilder
 from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import (
@@ -91,7 +91,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
 
     def load_rows(self) -> None:
         """Load or compute the matrices of the rows."""
-        self.place, self.made = self.own_place(), {}
+        self.place, self.made = self.rows, {}
         start = self.rows.start
         self.row_idx = self.code.insert(tile.IotaOp(start, self.block_m), "rows")
         self.row_tiles = [self.rows_of(m) for m in self.op.rows]
@@ -127,11 +127,11 @@ class PairSumsKernelBuilder(PairKernelBuilder):
             h = self.apart(h)
         self.row_block = block
         start = code.mul(block, code.const(self.block_m), "row_start")
-        self.stored = TileOrigin(b, h, start)
+        self.stored = RowBlock(b, h, start)
         place = [b, h, start]
         for i, first in enumerate(self.op.tile_origin, 3 - len(self.op.tile_origin)):
             place[i] = code.add(place[i], self.args[first], place[i].name_hint)
-        self.rows = TileOrigin(*place)
+        self.rows = RowBlock(place[0], place[1], place[2])
         if self.op.per_query_head is not None:
             self.key_rows = self.of_key(self.rows, self.op.rows[0])
 
@@ -160,19 +160,14 @@ class PairSumsKernelBuilder(PairKernelBuilder):
             rows = code.mul(rows, code.const(self.block_m), "part_rows")
         return rows, heads
 
-    def own_place(self) -> RowBlock:
-        """Return the block of a program whose rows belong to one query head."""
-        rows = self.rows
-        return RowBlock(rows.b, rows.h, rows.start, self.row_len, self.column_len)
-
-    def columns_of(self, place: RowBlock) -> TileOrigin:
+    def columns_of(self, place: RowBlock) -> RowBlock:
         """Return the origin of the matrices of the columns, for a query head."""
-        origin = TileOrigin(place.b, place.h, self.code.const(0))
+        origin = RowBlock(place.b, place.h, self.code.const(0))
         if self.op.is_transposed or self.op.paired_heads is not None:
             return origin
         return self.of_key(origin, self.op.columns[0])
 
-    def of_key(self, origin: TileOrigin, key: SSAValue) -> TileOrigin:
+    def of_key(self, origin: RowBlock, key: SSAValue) -> RowBlock:
         """Return the origin at the batch and head of the key that a query head reads.
 
         `own_heads` are the heads of the query.
@@ -184,7 +179,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         batches = code.insert(tile.DimOp(matrix, 0), "kv_batches")
         last = code.sub(batches, code.const(1))
         b = code.min(origin.b, last, "kv_b")
-        return TileOrigin(b, h, origin.start)
+        return RowBlock(b, h, origin.start)
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
         """Visit the segments of all query heads that share the head of the rows.
@@ -200,7 +195,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         inner = self.code
         b = inner.add(inner.mul(rows.b, shared), inner.div(number, group), "q_b")
         h = inner.add(inner.mul(rows.h, group), inner.rem(number, group), "q_h")
-        place = RowBlock(b, h, rows.start, self.row_len, self.column_len)
+        place = RowBlock(b, h, rows.start)
         left = self.visit(place, list(body.args[1:]))
         inner.builder.insert(scf.YieldOp(*left))
         self.code = outer
@@ -376,7 +371,7 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
             code.insert(tile.ProgramIdOp(axis), name)
             for axis, name in ((PART, "part"), (HEAD, "kv_h"), (BATCH, "kv_b"))
         )
-        self.columns = TileOrigin(b, h, code.const(0))
+        self.columns = RowBlock(b, h, code.const(0))
         parts = tile.DimOp(self.args[self.by_column[0][1]], 0)
         self.parts = code.insert(parts, "parts")
         self.group = code.div(*sizes(1, "heads"), "group")
@@ -415,10 +410,10 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         b = code.add(b, code.div(head, self.group), "q_b")
         h = code.mul(self.columns.h, self.group)
         h = code.add(h, code.rem(head, self.group), "q_h")
-        self.rows = self.stored = TileOrigin(b, h, start)
+        self.rows = self.stored = RowBlock(b, h, start)
         for first in self.op.tile_origin:
             start = code.add(start, self.args[first], "row_start")
-            self.rows = TileOrigin(b, h, start)
+            self.rows = RowBlock(b, h, start)
         left = code.sub(self.row_len, start)
         size = arith.MinSIOp(left, code.const(self.block_m))
         self.row_count = code.insert(size, "row_count")
@@ -429,7 +424,7 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
 
-    def columns_of(self, place: RowBlock) -> TileOrigin:
+    def columns_of(self, place: RowBlock) -> RowBlock:
         return self.columns
 
     def factors(self, attr: SumAttr) -> list[SSAValue]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import TensorType
@@ -36,35 +35,19 @@ from flexc.passes.tile.map_builder import (
     convert,
 )
 
-
-@dataclass(frozen=True)
-class TileOrigin:
-    """The origin of a tile of rows: batch, head, first position."""
-
-    b: SSAValue
-    h: SSAValue
-    start: SSAValue
-
-    @property
-    def where(self) -> list[SSAValue]:
-        return [self.b, self.h, self.start]
-
-
 Body = Callable[..., Sequence[SSAValue]]
 
 
 class PairKernelBuilder(SegmentKernelBuilder):
     """A writer of the loads, values and stores of one `blocksparse.pair_sums`."""
 
-    rows: TileOrigin
+    rows: RowBlock
     """The origin of the program's rows, at a query head if it is theirs alone."""
-    key_rows: TileOrigin | None = None
+    key_rows: RowBlock | None = None
     """The origin in the matrices of rows, if that is another one."""
-    stored: TileOrigin
+    stored: RowBlock
     """The origin of the program's results, which may cover only some of all rows."""
     row_block: SSAValue
-    row_len: SSAValue
-    column_len: SSAValue
     made: dict[SSAValue, SSAValue]
     """The program's rows of the results of absorbed ops."""
     place: RowBlock

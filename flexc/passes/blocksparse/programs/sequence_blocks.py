@@ -44,10 +44,11 @@ def block_of_sequence(
     program: tuple[SSAValue, SSAValue, SSAValue],
     rows: SSAValue,
     size: int,
-) -> RowBlock:
+) -> tuple[RowBlock, SSAValue, SSAValue]:
     """Write the block of a program, given its batch, head and number.
 
-    `rows` is the number of all rows. A program that owns nothing ends.
+    `rows` is the number of all rows. A program that owns nothing ends. Return the block
+    and its sequence's numbers of rows and of columns.
     """
     b, h, number = program
     one, step = code.const(1), code.const(size)
@@ -78,4 +79,4 @@ def block_of_sequence(
     is_owner = code.or_(code.cmp("slt", number, blocks), is_own)
     code.builder.insert(tile.ReturnUnlessOp(is_owner))
     memory = Memory((b, h, first), place.row_end, place.column_start)
-    return RowBlock(place.number, h, start, row_len, column_len, memory)
+    return RowBlock(place.number, h, start, memory), row_len, column_len
