@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects import scf
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     StringAttr,
@@ -24,18 +23,13 @@ from xdsl.dialects.builtin import (
     UnitAttr,
     f16,
 )
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
-from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.tile import TileType
 from flexc.passes.blocksparse.programs.builder import (
     RowBlock,
-    SegmentKernelBuilder,
     Visit,
-    guard_captures,
-    live_columns,
-    narrowed,
 )
 from flexc.passes.blocksparse.programs.kernel_builder import grid_of
 from flexc.passes.blocksparse.programs.online_softmax import (
@@ -46,6 +40,7 @@ from flexc.passes.blocksparse.programs.online_softmax import (
     lse_of_parts,
     rest_of_parts,
 )
+from flexc.passes.blocksparse.programs.pair_tiles import PairMapBuilder, guard_captures
 from flexc.passes.blocksparse.programs.row_terms import SplitScore, split_score
 from flexc.passes.blocksparse.programs.sequence_blocks import (
     block_of_sequence,
@@ -117,10 +112,11 @@ def is_per_key(scale: SSAValue) -> bool:
     return len(flex.tensor_shape(scale)) == 3
 
 
-class AttentionKernelBuilder(SegmentKernelBuilder):
+class AttentionKernelBuilder(PairMapBuilder):
     """A builder of the kernel of one `blocksparse.attention`."""
 
     op: blocksparse.AttentionOp
+    dead = -math.inf
 
     key_split: KeySplit | None = None
     """The share of the keys that this program visits; None for all keys."""
@@ -165,7 +161,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         whole = self.op.fact("q_len_multiple") % self.block_m == 0
         checked = [] if whole else [0]
         q_idx = tile.IotaOp(self.place.start, self.block_m)
-        self.q_idx = self.code.insert(q_idx, "q_idx")
+        self.row_idx = self.code.insert(q_idx, "q_idx")
         shape = (self.block_m, self.d_tile)
         q = self.load(self.op.query, shape, self.place.stored, checked, "q")
         softmax = self.softmax()
@@ -302,16 +298,17 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         self, visit: Visit, q: SSAValue, softmax: OnlineSoftmax, state: SoftmaxState
     ) -> SoftmaxState:
         """Write the code for one block of keys; return the new state."""
-        visit = narrowed(self, visit, self.place, self.q_idx)
+        visit = self.narrowed(visit)
         code, checked = self.code, [0] if visit.sticks_out else []
-        kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
+        kv_idx = tile.IotaOp(visit.start, self.block_n)
+        self.column_idx = code.insert(kv_idx, "kv_idx")
         start, pages = self.physical(visit)
         shape = (self.block_n, self.d_tile)
         where = (start, checked)
         element = flex.element_type(self.op.query)
         # Memory beyond a sequence's last key, in other pages too, may hold NaN.
         guards = self.op.page_table is not None and self.target.guards_dead_columns
-        live = live_columns(self, visit, self.place) if guards else None
+        live = self.live_columns(visit) if guards else None
         rest = visit.count, pages, element, live
         k = self.load(self.op.key, shape, *where, "k", *rest)
         k_t = code.insert(tile.TransposeOp(k), "k_t")
@@ -323,7 +320,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             factor = self.factor(self.op.key_scale, visit)
             inputs: list[Input] = [(s, FULL), factor]
             s = build_map(code, scores.get_shape(), inputs, ScalarCode.mulf, "s")
-        x = self.modified(visit, kv_idx, s)
+        x = self.modified(visit, s)
         shape = (self.block_n, self.dv_tile)
         # Equal loads become one. Columns beyond the last value count for no result.
         in_keys = self.op.values_in_keys is not None
@@ -399,82 +396,23 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         within = code.rem(visit.start, code.const(size), "within")
         return [page, self.kv_h, within], None
 
-    def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
+    def modified(self, visit: Visit, s: SSAValue) -> SSAValue:
         """Write the scores after the mod, -inf for dead pairs."""
         mod = None if self.score.is_raw else self.score.region
         if self.split is not None:
             mod = self.split.rest
-        may_have_dead_pairs = visit.may_have_dead_pairs(
-            self.code, self.block_n, self.column_len
-        )
-        if may_have_dead_pairs is None:
-            return self.scores(visit, kv_idx, s, mod)
-        x = self.scores(visit, kv_idx, s, mod, masks=False)
-        then = Block()
-        outer, self.code = self.code, ScalarCode(then)
-        live = self.scores(visit, kv_idx, x, None)
-        self.code.builder.insert(scf.YieldOp(live))
-        self.code = outer
-        otherwise = Block([scf.YieldOp(x)])
-        branch = scf.IfOp(
-            may_have_dead_pairs, [x.type], Region(then), Region(otherwise)
-        )
-        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
-        return self.code.insert(branch, "scores")
+        if mod is None:
+            return self.values(visit, [(s, FULL)], None, ["scores"])[0]
+        given: list[Input] = [(s, FULL), (self.args[self.op.scale], UNIFORM)]
+        if self.split is not None:
+            given.append((self.offset(), COLUMN))
 
-    def scores(
-        self,
-        visit: Visit,
-        kv_idx: SSAValue,
-        s: SSAValue,
-        mod: Region | None,
-        masks: bool = True,
-    ) -> SSAValue:
-        """Map scores by the mod and, if `masks`, scores of dead pairs to -inf."""
-        flags = visit.flags if masks else []
-        has_mask = masks and visit.segment.mask_mod is not None
-        checks_columns = masks and visit.sticks_out
-        if mod is None and not (has_mask or checks_columns or flags):
-            return s
-        place, captures = self.place, [self.args[c] for c in self.op.captures]
-        offsets = [] if mod is None or self.split is None else [self.offset()]
-        inputs: list[Input] = [
-            (s, FULL),
-            (self.args[self.op.scale], UNIFORM),
-            (self.row_len, UNIFORM),
-            (self.column_len, UNIFORM),
-            (place.b, UNIFORM),
-            (place.h, UNIFORM),
-            (self.q_idx, ROW),
-            (kv_idx, COLUMN),
-            *((c, UNIFORM) for c in (*captures, *flags)),
-            *((o, COLUMN) for o in offsets),
-        ]
+        def body(
+            code: ScalarCode, own: list[SSAValue], mod_args: list[SSAValue]
+        ) -> list[SSAValue]:
+            return inline_region(mod, [*own[:2], *mod_args, *own[2:]], code)
 
-        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
-            score, scale, q_len, kv_len, b, h, q_idx, column, *rest = args
-            captured, rest = rest[: len(captures)], rest[len(captures) :]
-            given, offset = rest[: len(flags)], rest[len(flags) :]
-            inside = code.cmp("slt", column, kv_len) if checks_columns else None
-            if self.clamps(visit):
-                column = self.at_most_last(code, column, kv_len)
-            if self.trusts_captures and not self.guards(visit):
-                # Results of rows beyond the last are not used.
-                q_idx = self.at_most_last(code, q_idx, q_len)
-            mod_args = [b, h, q_idx, column, *captured]
-            if mod is not None:
-                args = (score, scale, *mod_args, *offset)
-                (score,) = inline_region(mod, args, code)
-            live = visit.live(code, inside, mod_args, given) if masks else None
-            if live is None:
-                return score
-            return code.select(live, score, code.const(-math.inf, score.type))
-
-        shape = [self.block_m, self.block_n]
-        result = build_map(self.code, shape, inputs, body, "scores")
-        if self.guards(visit):
-            guard_captures(result)
-        return result
+        return self.values(visit, given, body, ["scores"])[0]
 
     def offset(self) -> SSAValue:
         """Write the offsets of columns in their block."""
@@ -489,7 +427,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             (self.args[self.op.scale], UNIFORM),
             (place.b, UNIFORM),
             (place.h, UNIFORM),
-            (self.q_idx, ROW),
+            (self.row_idx, ROW),
             *((c, UNIFORM) for c in captures),
             (visit.start, UNIFORM),
         ]

@@ -13,13 +13,10 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.constants import int_constant
-from flexc.dialects.mod_region import yielded
-from flexc.dialects.tile import IDLE_BEYOND, ReduceKind, TileType
+from flexc.dialects.tile import TileType
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
 from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
-from flexc.passes.scalar.variation import Along, Dependences
 from flexc.passes.targets.target import Target
-from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
 
 class Memory(NamedTuple):
@@ -215,7 +212,6 @@ class SegmentKernelBuilder(KernelBuilder):
         self.op = op
         self.block_m = op.block_m.value.data
         self.block_n = op.block_n.value.data
-        self.trusts_captures = any(map(self.trusts_positions, self.mod_regions()))
 
     @property
     def visited(self) -> SSAValue:
@@ -225,23 +221,6 @@ class SegmentKernelBuilder(KernelBuilder):
 
     def segments(self) -> list[SegmentOp]:
         return [o for o in self.op.segments.block.ops if isinstance(o, SegmentOp)]
-
-    def mod_regions(self) -> list[Region]:
-        """Return the score or pairs region of the op, and the masks of its segments."""
-        masks = (o.mask_mod for o in self.segments())
-        return [self.op.regions[0], *(m for m in masks if m is not None)]
-
-    def trusts_positions(self, region: Region) -> bool:
-        """Return True if a mod reads captured tensors at positions without tests."""
-        end = len(region.block.args) - len(self.op.captures)
-        varying: set[SSAValue] = set(region.block.args[end - 2 : end])
-        for op in region.walk():
-            if varying.isdisjoint(op.operands):
-                continue
-            if isinstance(op, flex.LoadCaptureOp) and op.inside is not None:
-                return True
-            varying.update(op.results)
-        return False
 
     def kernel(self, attributes: dict[str, Attribute]) -> tile.KernelOp:
         """Return the kernel around the code that was built."""
@@ -425,118 +404,3 @@ class SegmentKernelBuilder(KernelBuilder):
     def is_block(self, count: SSAValue) -> bool:
         """Return True if a number of columns is known to be that of a whole block."""
         return int_constant(count) == self.block_n
-
-    def clamps(self, visit: Visit) -> bool:
-        """Return True if mods receive the last column for columns beyond the last.
-
-        A visit with a count has at least one column, and its tile may have more than
-        `count`.
-        """
-        if visit.count is not None:
-            return self.trusts_captures
-        return self.trusts_captures and visit.sticks_out and self.has_columns(visit)
-
-    def has_columns(self, visit: Visit) -> bool:
-        """Return True if the loop runs and each iteration has an existing column."""
-        return visit.segment.is_entered and self.op.has_pairs is not None
-
-    def guards(self, visit: Visit) -> bool:
-        """Return True if captured loads are guarded against columns beyond the last."""
-        return visit.sticks_out and not self.clamps(visit)
-
-    @staticmethod
-    def at_most_last(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:
-        """Clamp an index to the last: captured tensors may end there."""
-        last = code.sub(length, code.const(1))
-        least = arith.MinSIOp(index, last)
-        least.attributes[IDLE_BEYOND] = UnitAttr()
-        return code.insert(least, index.name_hint)
-
-
-def guard_captures(values: SSAValue) -> None:
-    """Guard a map's captured loads: columns beyond the last may be out of range."""
-    assert isinstance(values.owner, tile.MapOp)
-    for op in values.owner.body.block.ops:
-        if isinstance(op, flex.LoadCaptureOp):
-            op.inside = None
-
-
-def narrowed(
-    program: SegmentKernelBuilder, visit: Visit, place: RowBlock, rows: SSAValue
-) -> Visit:
-    """Narrow a visit to the columns from the first to the last that the mask keeps.
-
-    Tables list whole blocks, of which a program's rows may see few columns, for example
-    at the ends of a document or along a diagonal. The mask is cheap compared with two
-    matrix products, so it is evaluated first. A visit without live columns keeps one
-    column. `rows` are the indices of the program's rows.
-    """
-    if visit.segment.narrowed is None:
-        return visit
-    code = program.code
-    live = live_pairs(program, visit, place, rows)
-    seen = code.insert(tile.ReduceOp(ReduceKind.MAX, live, 0), "seen")
-    found = tile.LiveRangeOp(seen, visit.count)
-    code.builder.insert(found)
-    found.first.name_hint, found.length.name_hint = "first_seen", "seen_count"
-    start = code.add(visit.start, found.first, program.column_name)
-    count = code.max(found.length, code.const(1), "count")
-    return replace(visit, start=start, count=count)
-
-
-def live_columns(
-    program: SegmentKernelBuilder, visit: Visit, place: RowBlock
-) -> SSAValue | None:
-    """Write a map that is true for the columns of a block that the mask keeps.
-
-    Return None if the mask depends on rows, or keeps all columns.
-    """
-    mask = visit.segment.mask_mod
-    if mask is None or Dependences(mask)[yielded(mask.block)[0]] & Along.ROW:
-        return None
-    return live_pairs(program, visit, place, None)
-
-
-def live_pairs(
-    program: SegmentKernelBuilder, visit: Visit, place: RowBlock, rows: SSAValue | None
-) -> SSAValue:
-    """Write a map that is true for the pairs of a block that the mask keeps.
-
-    Without `rows`, the mask depends on no row, and the map has columns only.
-    """
-    code, op = program.code, program.op
-    transposed = isinstance(op, blocksparse.PairSumsOp) and op.is_transposed
-    columns = code.insert(tile.IotaOp(visit.start, program.block_n), "columns")
-    captures = [program.args[c] for c in op.captures]
-    flags = [v for v in (visit.masked, visit.exists) if v is not None]
-    inputs: list[Input] = [
-        (program.row_len, UNIFORM),
-        (program.column_len, UNIFORM),
-        (place.b, UNIFORM),
-        (place.h, UNIFORM),
-        (place.start, UNIFORM) if rows is None else (rows, ROW),
-        (columns, ROW if rows is None else COLUMN),
-        *((c, UNIFORM) for c in (*captures, *flags)),
-    ]
-
-    def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
-        row_len, column_len, b, h, row, column, *rest = args
-        if program.clamps(visit):
-            column = program.at_most_last(code, column, column_len)
-        if program.trusts_captures and not program.guards(visit):
-            row = program.at_most_last(code, row, row_len)
-        positions = (column, row) if transposed else (row, column)
-        captured, given = rest[: len(captures)], rest[len(captures) :]
-        mask = visit.segment.mask_mod
-        assert mask is not None
-        (live,) = inline_region(mask, [b, h, *positions, *captured], code)
-        if visit.masked is not None:
-            # Triton's interpreter has no `|` of a tile and a scalar for masks.
-            live = code.select(given.pop(0), live, code.flag(True))
-        return code.and_(live, given[0]) if given else live
-
-    shape = [program.block_n] if rows is None else [program.block_m, program.block_n]
-    found = build_map(code, shape, inputs, body, "live")
-    if program.guards(visit):
-        guard_captures(found)
-    return found

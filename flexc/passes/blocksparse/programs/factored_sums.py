@@ -320,8 +320,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             ]
 
         names = [f"{self.names()[i]}_factor" for i in self.distinct.values()]
-        unflagged = replace(visit, masked=None, exists=None)
-        return self.map_of(unflagged, given, body, names)
+        return self.map_of(visit, given, body, names)
 
     @staticmethod
     def round(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:

@@ -23,7 +23,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from flexc.dialects import tile
 from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
-from flexc.passes.blocksparse.programs.builder import RowBlock, Visit, narrowed
+from flexc.passes.blocksparse.programs.builder import RowBlock, Visit
 from flexc.passes.blocksparse.programs.kernel_builder import (
     absorbed_matrices,
     aligned,
@@ -239,13 +239,13 @@ class PairSumsKernelBuilder(PairKernelBuilder):
 
     def narrowed_step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         """Write the code for one block of columns, narrowed by the mask."""
-        return self.step(narrowed(self, visit, self.place, self.row_idx), state)
+        return self.step(self.narrowed(visit), state)
 
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         """Write the code for one block of columns; return the new state."""
         code, visited = self.code, visit.count
         tiles, checked = self.load_columns(visit)
-        values = self.values(visit, self.dots(tiles))
+        values = self.pair_values(visit, self.dots(tiles))
         new: list[SSAValue] = []
         count = len(self.matrices)
         for (attr, _), acc in zip(self.matrices, state[:count], strict=True):
