@@ -30,18 +30,8 @@ from flexc.passes.flex.flex_simplify_mods import MOD, first_args
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_bounds import Solver
 from flexc.passes.masks.bounds.key_ranges import MAX_ALTERNATIVES, conjunctions
-from flexc.passes.masks.bounds.terms import (
-    Atom,
-    Constant,
-    KeyBound,
-    Negative,
-    Product,
-    Quotient,
-    RowValue,
-    Sum,
-    Symbol,
-    Term,
-)
+from flexc.passes.masks.bounds.terms import Atom, KeyBound, symbols
+from flexc.passes.masks.bounds.widths import term_range
 from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.formula import alternatives, mask_formula
@@ -50,9 +40,6 @@ from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges, culprit
 from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
-
-WIDTH = 1 << 10
-"""A number of bits with which no term overflows."""
 
 
 def first_key_is_seen(mask: Region, max_length: int, fits: bool) -> Proof[None]:
@@ -71,50 +58,10 @@ def allows_first_key(facts: Facts, atom: Atom) -> bool:
     """Return True if an atom is known to hold for key 0 in every row."""
     if not isinstance(atom, KeyBound):
         return False
-    limit = term_range(facts, atom.term)
-    if limit is None:
-        return False
+    if any(not s.sized or s.least is not None for s in symbols(atom.term)):
+        return False  # The bound is that of the mask only if run-time checks pass.
+    limit = term_range(atom.term, facts.ranges)
     return limit.lo >= 0 if atom.upper else limit.hi <= 0
-
-
-def term_range(facts: Facts, term: Term) -> Interval | None:
-    """Return the range of a term; None if it is unknown."""
-    match term:
-        case Constant():
-            return intervals.point(term.value)
-        case Symbol() if term.sized and term.least is None:
-            return facts.ranges[term.value]
-        case RowValue(checked=()):
-            return facts.ranges[term.value]
-        case Sum():
-            left = term_range(facts, term.left)
-            right = term_range(facts, term.right)
-            if left is None or right is None:
-                return None
-            return intervals.add(left, right, WIDTH)
-        case Negative():
-            inner = term_range(facts, term.term)
-            if inner is None:
-                return None
-            return intervals.subtract(intervals.point(0), inner, WIDTH)
-        case Quotient(divisor=Constant() as number):
-            return _with_number(facts, term.term, number, intervals.floor_divide)
-        case Product(factor=Constant() as number):
-            return _with_number(facts, term.term, number, intervals.multiply)
-        case _:
-            return None
-
-
-def _with_number(
-    facts: Facts,
-    term: Term,
-    number: Constant,
-    transfer: Callable[[Interval, Interval, int], Interval],
-) -> Interval | None:
-    inner = term_range(facts, term)
-    if inner is None:
-        return None
-    return transfer(inner, intervals.point(number.value), WIDTH)
 
 
 Numbers = Sequence[float | int | Interval | None]

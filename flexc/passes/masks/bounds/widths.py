@@ -63,7 +63,7 @@ def _distance(low: Term, high: Term, at_row: ValueRanges) -> Interval | None:
         if (by_row := slope(term)) is None:
             return None
         step += factor * by_row
-        added = intervals.multiply(_range(term, at_row), point(factor), UNLIMITED)
+        added = intervals.multiply(term_range(term, at_row), point(factor), UNLIMITED)
         total = intervals.add(total, added, UNLIMITED)
     return None if step else total
 
@@ -79,24 +79,24 @@ def _addends(term: Term, sign: int) -> Iterator[tuple[Term, int]]:
                 yield part, its_sign
 
 
-def _range(term: Term, at_row: ValueRanges) -> Interval:
-    """Return the range of a term's values at one row."""
+def term_range(term: Term, ranges: ValueRanges) -> Interval:
+    """Return the range of a term, if its symbols pass their checks."""
+
+    def of(part: Term) -> Interval:
+        return term_range(part, ranges)
+
     match term:
         case Constant():
             return point(term.value)
         case Symbol() | RowValue():
-            return at_row[term.value]
+            return ranges[term.value]
         case Sum():
-            left, right = _range(term.left, at_row), _range(term.right, at_row)
-            return intervals.add(left, right, UNLIMITED)
+            return intervals.add(of(term.left), of(term.right), UNLIMITED)
         case Product():
-            inner, factor = _range(term.term, at_row), _range(term.factor, at_row)
-            return intervals.multiply(inner, factor, UNLIMITED)
+            return intervals.multiply(of(term.term), of(term.factor), UNLIMITED)
         case Negative():
-            return intervals.subtract(point(0), _range(term.term, at_row), UNLIMITED)
+            return intervals.subtract(point(0), of(term.term), UNLIMITED)
         case Quotient():
-            inner, divisor = _range(term.term, at_row), _range(term.divisor, at_row)
-            return intervals.floor_divide(inner, divisor, UNLIMITED)
+            return intervals.floor_divide(of(term.term), of(term.divisor), UNLIMITED)
         case Choice():
-            holds, fails = _range(term.holds, at_row), _range(term.fails, at_row)
-            return intervals.union(holds, fails)
+            return intervals.union(of(term.holds), of(term.fails))

@@ -7,7 +7,7 @@ known at compile time, such as that a range is never empty, cost no code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -29,6 +29,7 @@ from flexc.passes.masks.bounds.terms import (
     Sum,
     Symbol,
     Term,
+    addends,
     direction,
 )
 from flexc.passes.scalar.formula import Leaf
@@ -64,25 +65,14 @@ class TermCode:
         suffices: a symbol beyond FAR is on the same side of all positions, whatever is
         added.
         """
-        addends = list(self.addends(term))
-        large = [a for a in addends if magnitude(self.facts, a) > NEAR]
+        parts = [part for part, _ in addends(term)]
+        large = [a for a in parts if magnitude(self.facts, a) > NEAR]
         if len(large) > 1 or not all(isinstance(a, Symbol) for a in large):
             return magnitude(self.facts, term)
-        rest = sum(magnitude(self.facts, a) for a in addends if a not in large)
+        rest = sum(magnitude(self.facts, a) for a in parts if a not in large)
         columns = self.facts.ranges[self.facts.column]
         is_far = rest <= NEAR and largest_absolute(columns) <= NEAR
         return FAR + rest if is_far else magnitude(self.facts, term)
-
-    def addends(self, term: Term) -> Iterator[Term]:
-        """Yield the terms that a term adds and subtracts."""
-        match term:
-            case Sum():
-                yield from self.addends(term.left)
-                yield from self.addends(term.right)
-            case Negative():
-                yield from self.addends(term.term)
-            case _:
-                yield term
 
     def write(self, term: Term, row: SSAValue, type_: IntegerType) -> SSAValue:
         """Return the value of a term at a row, a position of type i32."""
