@@ -170,7 +170,7 @@ class ConvertPairSums(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
-        problem = MaskProblem.of_sums(op)
+        problem = MaskProblem.of(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
         one_loop = "always" if ordered else "if faster"

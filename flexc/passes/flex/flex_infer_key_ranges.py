@@ -215,14 +215,9 @@ class FlexInferKeyRangesPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for inner in op.walk():
-            match inner:
-                case flex.AttentionOp():
-                    proof = infer_key_ranges(MaskProblem.of(inner))
-                case flex.PairSumsOp():
-                    proof = infer_key_ranges(MaskProblem.of_sums(inner))
-                case _:
-                    continue
-            match proof:
+            if not isinstance(inner, flex.AttentionOp | flex.PairSumsOp):
+                continue
+            match infer_key_ranges(MaskProblem.of(inner)):
                 case Proven(ranges):
                     inner.key_ranges = ranges
                 case WhyNot(reason):

@@ -59,41 +59,29 @@ class MaskProblem:
     """The sequences that rows and columns belong to."""
 
     @classmethod
-    def of(cls, op: flex.AttentionOp, transposed: bool = False) -> MaskProblem:
-        """Return the problem of an attention op.
+    def of(
+        cls, op: flex.AttentionOp | flex.PairSumsOp, transposed: bool | None = None
+    ) -> MaskProblem:
+        """Return the problem of an op, by default with the op's rows.
 
-        A transposed problem has no tables, because the op's tables list columns for
-        queries.
+        If rows and columns are exchanged, the problem has no tables: the op's tables
+        list columns for its own rows.
         """
+        own = isinstance(op, flex.PairSumsOp) and op.is_transposed
+        transposed = own if transposed is None else transposed
         multiples = op.fact("q_len_multiple"), op.fact("kv_len_multiple")
         row_multiple, column_multiple = multiples[::-1] if transposed else multiples
         return cls(
             op.mask_mod,
             tuple(op.captures),
-            () if transposed else tuple(op.tables),
-            None if transposed else sparse_block(op),
+            tuple(op.tables) if transposed == own else (),
+            sparse_block(op) if transposed == own else None,
             row_multiple,
             column_multiple,
             op.fact("max_length", full(32).hi),
             op.indices_fit is not None,
             transposed,
             PackedSequences.of(op, transposed),
-        )
-
-    @classmethod
-    def of_sums(cls, op: flex.PairSumsOp) -> MaskProblem:
-        """Return the problem of sums over pairs, with the op's tables."""
-        return cls(
-            op.mask_mod,
-            tuple(op.captures),
-            tuple(op.tables),
-            sparse_block(op),
-            op.length_multiple(of_rows=True),
-            op.length_multiple(of_rows=False),
-            op.fact("max_length", full(32).hi),
-            op.indices_fit is not None,
-            op.is_transposed,
-            PackedSequences.of(op, op.is_transposed),
         )
 
     def in_sequence(self) -> MaskProblem:
