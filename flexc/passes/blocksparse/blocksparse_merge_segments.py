@@ -38,7 +38,7 @@ from flexc.dialects.constants import int_constant
 from flexc.dialects.flex import SumKind
 from flexc.dialects.mod_region import yielded
 from flexc.errors import ScheduleError
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, region_like
 from flexc.passes.tile.tile_access import element_width
 
 Range = tuple[SSAValue, SSAValue]
@@ -213,8 +213,7 @@ class SegmentMerger:
     @staticmethod
     def like(region: Region) -> tuple[Region, ScalarCode]:
         """Return an empty region with the arguments of `region`, and its code."""
-        args = region.block.args
-        new = new_region([a.type for a in args], [a.name_hint for a in args])
+        new = region_like(region)
         return new, ScalarCode(new.block)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from typing import Protocol
 
 from xdsl.builder import Builder
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType, i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -202,12 +203,52 @@ def inline_region(
     raise AssertionError("a scalar region ends in flex.yield")
 
 
+class HasCode(Protocol):
+    """A builder of a kernel, which writes scalar code."""
+
+    code: ScalarCode
+
+
+Step = Callable[[SSAValue, Sequence[SSAValue]], Sequence[SSAValue]]
+"""A function that writes a loop's step, from its number and the state."""
+
+
+def counted_loop(
+    program: HasCode,
+    count: SSAValue,
+    state: Sequence[SSAValue],
+    step: Step,
+    names: Sequence[str] = ("i",),
+) -> list[SSAValue]:
+    """Write a loop of `count` steps that carries `state`; return the final state.
+
+    `names` are those of the step's number and of the state, as far as they are given.
+    """
+    outer = program.code
+    block = Block(arg_types=[i32, *(v.type for v in state)])
+    for arg, name in zip(block.args, names, strict=False):
+        arg.name_hint = name
+    program.code = ScalarCode(block)
+    program.code.builder.insert(scf.YieldOp(*step(block.args[0], block.args[1:])))
+    program.code = outer
+    zero, one = outer.const(0), outer.const(1)
+    op = scf.ForOp(zero, count, one, state, Region(block))
+    outer.builder.insert(op)
+    return list(op.results)
+
+
 def new_region(arg_types: Sequence[Attribute], names: Sequence[str | None]) -> Region:
     """Return a region of one empty block with named arguments."""
     block = Block(arg_types=arg_types)
     for arg, name in zip(block.args, names, strict=True):
         arg.name_hint = name
     return Region(block)
+
+
+def region_like(region: Region) -> Region:
+    """Return a region of one empty block with the arguments of another region."""
+    args = region.block.args
+    return new_region([a.type for a in args], [a.name_hint for a in args])
 
 
 COMMUTATIVE = (

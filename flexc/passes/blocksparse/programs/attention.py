@@ -37,7 +37,6 @@ from flexc.passes.blocksparse.programs.online_softmax import (
     OnlineSoftmax,
     ShiftedSoftmax,
     SoftmaxState,
-    lse_of_parts,
     rest_of_parts,
 )
 from flexc.passes.blocksparse.programs.pair_tiles import PairMapBuilder, guard_captures
@@ -188,16 +187,7 @@ class AttentionKernelBuilder(PairMapBuilder):
 
     def summary(self) -> dict[str, Attribute]:
         """Return the lines about the computation in the emitted source's header."""
-        segments = self.segments()
-        masks = dict.fromkeys(
-            describe(s.mask_mod) for s in segments if s.mask_mod is not None
-        )
-        lines = {
-            "score": describe(self.op.score_mod),
-            "mask": "; ".join(masks) or "none",
-            "segments": ", ".join(s.kind.data.value for s in segments),
-        }
-        return {name: StringAttr(text) for name, text in lines.items()}
+        return {"score": StringAttr(describe(self.op.score_mod)), **super().summary()}
 
     def paging(self) -> dict[str, Attribute]:
         """Return the attribute of a kernel whose keys lie in pages, if they do."""
@@ -471,7 +461,7 @@ class AttentionKernelBuilder(PairMapBuilder):
         rows: list[tuple[SSAValue, SSAValue]] = []
         if op.lse is not None and op.lse_rest is not None:
             parts = softmax.lse_parts(code, state)
-            lse = build_row_map(code, parts, lse_of_parts, "lse")
+            lse = build_row_map(code, parts, ScalarCode.addf, "lse")
             rest = build_row_map(code, parts, rest_of_parts, "lse_rest")
             rows += [(op.lse, lse), (op.lse_rest, rest)]
         elif op.lse is not None:

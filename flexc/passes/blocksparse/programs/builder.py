@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AffineMapAttr, UnitAttr, i32
+from xdsl.dialects.builtin import AffineMapAttr, StringAttr, UnitAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
@@ -15,6 +15,7 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import TileType
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
+from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
 from flexc.passes.targets.target import Target
 
@@ -228,6 +229,17 @@ class SegmentKernelBuilder(KernelBuilder):
         known = self.op.properties
         attributes |= {fact: known[fact] for fact in KEPT if fact in known}
         return self.kernel_op(self.grid(), attributes)
+
+    def summary(self) -> dict[str, Attribute]:
+        """Return the lines about the computation in the emitted source's header."""
+        segments = self.segments()
+        masks = dict.fromkeys(
+            describe(s.mask_mod) for s in segments if s.mask_mod is not None
+        )
+        return {
+            "mask": StringAttr("; ".join(masks) or "none"),
+            "segments": StringAttr(", ".join(s.kind.data.value for s in segments)),
+        }
 
     def grid(self) -> AffineMapAttr:
         return rows_grid(self.block_m)

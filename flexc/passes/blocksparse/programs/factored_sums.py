@@ -39,7 +39,7 @@ from flexc.passes.scalar.scalar_code import (
     ScalarCode,
     combined,
     inline_region,
-    new_region,
+    region_like,
 )
 from flexc.passes.tile.map_builder import (
     COLUMN,
@@ -48,6 +48,7 @@ from flexc.passes.tile.map_builder import (
     UNIFORM,
     Input,
     build_maps,
+    build_row_map,
     extended,
 )
 
@@ -376,7 +377,8 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             new[i] = state[i]
             for number in numbers:
                 row_sum = tile.ReduceOp(ReduceKind.SUM, values[number], 1, None)
-                new[i] = self.add(new[i], self.code.insert(row_sum, "row_sum"))
+                parts = [new[i], self.code.insert(row_sum, "row_sum")]
+                new[i] = build_row_map(self.code, parts, ScalarCode.addf, "total")
 
     def add_to_columns(
         self, values: Mapping[int, SSAValue], visit: Visit, checked: Sequence[int]
@@ -459,7 +461,7 @@ def factor_pairs(op: PairSumsOp) -> FactoredPairs:
     last = block.last_op
     assert last is not None
     args = block.args
-    region = new_region([a.type for a in args], [a.name_hint for a in args])
+    region = region_like(op.pairs)
     code = ScalarCode(region.block)
     known: dict[SSAValue, SSAValue] = {}
     known.update(zip(args, region.block.args, strict=True))

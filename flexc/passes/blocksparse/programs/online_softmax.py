@@ -547,11 +547,6 @@ def _unless_nan_or_empty(
     return _unless_nan(code, maximum, l_i)
 
 
-def lse_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
-    """Write the rounded sum of the parts of log-sum-exp."""
-    return code.addf(shift, log_sum)
-
-
 def rest_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
     """Write the rounding error of the sum of the parts; 0 if the sum is infinite.
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AffineMapAttr, StringAttr, UnitAttr, i32
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import AffineMapAttr, StringAttr, UnitAttr
+from xdsl.ir import Attribute, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
 from flexc.dialects import tile
 from flexc.dialects.flex import SumAttr, SumKind
-from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
+from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.blocksparse.programs.builder import RowBlock, Visit
 from flexc.passes.blocksparse.programs.kernel_builder import (
     absorbed_matrices,
@@ -31,15 +31,8 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     source_of,
 )
 from flexc.passes.blocksparse.programs.pair_tiles import PairKernelBuilder
-from flexc.passes.scalar.readable import describe
-from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import (
-    FULL,
-    UNIFORM,
-    Input,
-    build_map,
-    convert,
-)
+from flexc.passes.scalar.scalar_code import ScalarCode, counted_loop
+from flexc.passes.tile.map_builder import build_row_map, convert
 
 Values = Sequence[SSAValue] | Mapping[int, SSAValue]
 """The values of pairs, by their numbers."""
@@ -98,16 +91,10 @@ class PairSumsKernelBuilder(PairKernelBuilder):
 
     def summary(self) -> dict[str, Attribute]:
         """Return the lines about the computation in the emitted source's header."""
-        masks = dict.fromkeys(
-            describe(s.mask_mod) for s in self.segments() if s.mask_mod is not None
-        )
         return {
             "sums": StringAttr(", ".join(str(attr) for attr in self.op.sums)),
             "rows": StringAttr("keys" if self.op.is_transposed else "queries"),
-            "mask": StringAttr("; ".join(masks) or "none"),
-            "segments": StringAttr(
-                ", ".join(s.kind.data.value for s in self.segments())
-            ),
+            **super().summary(),
         }
 
     def locate(self) -> None:
@@ -188,21 +175,14 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         """
         code, rows = self.code, self.rows
         group, shared = self.sharing()
-        body = Block(arg_types=[i32, *(v.type for v in state)])
-        number = body.args[0]
-        number.name_hint = "shared"
-        outer, self.code = self.code, ScalarCode(body)
-        inner = self.code
-        b = inner.add(inner.mul(rows.b, shared), inner.div(number, group), "q_b")
-        h = inner.add(inner.mul(rows.h, group), inner.rem(number, group), "q_h")
-        place = RowBlock(b, h, rows.start)
-        left = self.visit(place, list(body.args[1:]))
-        inner.builder.insert(scf.YieldOp(*left))
-        self.code = outer
-        count = code.mul(group, shared)
-        loop = scf.ForOp(code.const(0), count, code.const(1), state, Region(body))
-        code.builder.insert(loop)
-        return list(loop.results)
+
+        def step(number: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+            code = self.code
+            b = code.add(code.mul(rows.b, shared), code.div(number, group), "q_b")
+            h = code.add(code.mul(rows.h, group), code.rem(number, group), "q_h")
+            return self.visit(RowBlock(b, h, rows.start), state)
+
+        return counted_loop(self, code.mul(group, shared), state, step, ["shared"])
 
     def sharing(self) -> tuple[SSAValue, SSAValue]:
         """Return how many query heads, and query batches, share one of the rows."""
@@ -215,7 +195,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         group = code.div(heads, self.own_heads, "group")
         return group, code.div(batches, own_batches, "shared_batches")
 
-    def visit(self, place: RowBlock, matrices: list[SSAValue]) -> list[SSAValue]:
+    def visit(self, place: RowBlock, matrices: Sequence[SSAValue]) -> list[SSAValue]:
         """Visit the segments of one query head, and store its totals.
 
         Return the new state of the matrices.
@@ -253,7 +233,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         for (attr, _), total in zip(self.totals, state[count:], strict=True):
             for (number,) in attr.term_list():
                 row_sum = tile.ReduceOp(ReduceKind.SUM, values[number], 1, visited)
-                total = self.add(total, code.insert(row_sum, "row_sum"))
+                parts = [total, code.insert(row_sum, "row_sum")]
+                total = build_row_map(code, parts, ScalarCode.addf, "total")
             new.append(total)
         self.store_pairs(visit, values, checked)
         return new
@@ -390,16 +371,9 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         left = code.sub(blocks, self.part_id)
         count = code.add(left, code.sub(self.parts, code.const(1)))
         count = code.div(count, self.parts, "own_blocks")
-        body = Block(arg_types=[i32])
-        body.args[0].name_hint = "n"
-        self.code = ScalarCode(body)
-        self.block_of_rows(body.args[0])
-        self.code.builder.insert(scf.YieldOp())
-        self.code = code
-        loop = scf.ForOp(code.const(0), count, code.const(1), [], Region(body))
-        code.builder.insert(loop)
+        counted_loop(self, count, [], self.block_of_rows, ["n"])
 
-    def block_of_rows(self, n: SSAValue) -> None:
+    def block_of_rows(self, n: SSAValue, _: Sequence[SSAValue]) -> Sequence[SSAValue]:
         """Write the code for the n-th of this part's blocks of rows."""
         code = self.code
         number = code.add(self.part_id, code.mul(n, self.parts), "number")
@@ -423,6 +397,7 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         state = self.visit(self.place, state)
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
+        return ()
 
     def columns_of(self, place: RowBlock) -> RowBlock:
         return self.columns
@@ -442,15 +417,6 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         rows = [self.row_tiles[number] for _, number in attr.term_list()]
         is_wide = all(element_of(x.type) == self.op.score_type for x in rows)
         return attr.scaled and is_wide
-
-    def scaled(self, tile_: SSAValue) -> SSAValue:
-        """Multiply a tile by the scale."""
-        inputs: list[Input] = [(tile_, FULL), (self.args[self.op.scale], UNIFORM)]
-
-        def body(code: ScalarCode, x: SSAValue, scale: SSAValue) -> SSAValue:
-            return code.mulf(x, scale)
-
-        return build_map(self.code, shape_of(tile_.type), inputs, body, "scaled")
 
     @property
     def diagonals(self) -> list[SSAValue]:

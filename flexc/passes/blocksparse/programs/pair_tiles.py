@@ -405,23 +405,16 @@ class PairKernelBuilder(PairMapBuilder):
         zero = self.code.const(0.0, self.op.score_type)
         return self.code.insert(tile.FullOp(zero, type_), "acc")
 
-    def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-            return code.addf(x, y)
-
-        inputs: list[Input] = [(a, ROW), (b, ROW)]
-        return build_map(self.code, (self.block_m,), inputs, body, "total")
+    def scaled(self, tile_: SSAValue) -> SSAValue:
+        """Multiply a tile by the scale."""
+        inputs: list[Input] = [(tile_, FULL), (self.args[self.op.scale], UNIFORM)]
+        shape = tile.shape_of(tile_.type)
+        return build_map(self.code, shape, inputs, ScalarCode.mulf, "scaled")
 
     def store_matrix(self, attr: SumAttr, result: SSAValue, acc: SSAValue) -> None:
         code = self.code
         if attr.scaled:
-            scale = self.args[self.op.scale]
-
-            def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-                return code.mulf(x, y)
-
-            inputs: list[Input] = [(acc, FULL), (scale, UNIFORM)]
-            acc = build_map(code, tile.shape_of(acc.type), inputs, body, "scaled")
+            acc = self.scaled(acc)
         assert isa(result.type, TensorType[Attribute])
         rounded = convert(code, acc, result.type.element_type)
         padded = tile.shape_of(acc.type)[1] != flex.tensor_shape(result)[3]

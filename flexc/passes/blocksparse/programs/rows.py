@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import AnyFloat, TensorType, i32
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.dialects.builtin import AnyFloat, TensorType
+from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
@@ -26,7 +25,7 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     rows_grid,
 )
 from flexc.passes.scalar.copier import Copier
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, counted_loop
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
     COLUMN,
@@ -202,16 +201,13 @@ class CombineKernelBuilder(RowKernelBuilder):
         one = TileType(self.type, [1])
         fulls = (m_i, one), (zero, one), (zero, row)
         state = [code.insert(tile.FullOp(*full)) for full in fulls]
-        body = Block(arg_types=[i32, *(v.type for v in state)])
-        for arg, hint in zip(body.args, ("group", "m_i", "l_i", "acc"), strict=True):
-            arg.name_hint = hint
-        self.code = ScalarCode(body)
-        self.code.builder.insert(scf.YieldOp(*self.step(count, *body.args)))
-        self.code = code
         groups = code.ceildiv(count, self.splits, "groups")
-        loop = scf.ForOp(code.const(0), groups, code.const(1), state, Region(body))
-        code.builder.insert(loop)
-        return self.results(*loop.results)
+
+        def step(group: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+            return self.step(count, group, *state)
+
+        names = ["group", "m_i", "l_i", "acc"]
+        return self.results(*counted_loop(self, groups, state, step, names))
 
     def step(
         self,

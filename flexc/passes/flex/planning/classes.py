@@ -30,10 +30,7 @@ from flexc.passes.flex.planning.kernel_builder import (
     Scalars,
     existing,
     flagged_tile,
-    loop,
     mask_at,
-    minimum,
-    negated,
     proved_partial,
     read,
     span_of,
@@ -45,7 +42,7 @@ from flexc.passes.flex.planning.summarize import (
     outputs_of,
 )
 from flexc.passes.masks.blocks.block_classifier import Classifier
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.scalar.scalar_code import ScalarCode, counted_loop, inline_region
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
@@ -205,7 +202,7 @@ def build_sample(mask: Region) -> tile.KernelOp:
         code.builder.insert(tile.StoreOp(flag, flags, where, []))
         return []
 
-    loop(program, place.flag, [], look)
+    counted_loop(program, place.flag, [], look)
     return program.finish()
 
 
@@ -235,13 +232,13 @@ class RefineBuilder:
         place = flagged_tile(self.program)
         self.row, self.m = place.row, place.m
         left = code.sub(columns, place.column)
-        count = minimum(code, left, code.const(TILE_COLUMNS))
+        count = code.min(left, code.const(TILE_COLUMNS))
         count = code.mul(count, place.flag, "count")
 
         def one(i: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
             return self.block(self.code.add(place.column, i, "n"))
 
-        loop(self.program, count, [], one)
+        counted_loop(self.program, count, [], one)
         return self.program.finish()
 
     def block(self, column: SSAValue) -> list[SSAValue]:
@@ -255,14 +252,15 @@ class RefineBuilder:
         steps = code.ceildiv(uniform["kv_block"], PAIR_COLUMNS, "steps")
         zero, type_ = code.const(0), TileType(i32, [PAIR_COLUMNS])
         state = [code.insert(tile.FullOp(zero, type_), name) for name in FOUND]
+        names = ["i", *FOUND]
 
         def along_rows(i: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
             def along_columns(k: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
                 return self.step(column, i, k, state)
 
-            return loop(self.program, steps, state, along_columns, FOUND)
+            return counted_loop(self.program, steps, state, along_columns, names)
 
-        found = loop(self.program, rows, state, along_rows, FOUND)
+        found = counted_loop(self.program, rows, state, along_rows, names)
         found = [self.any_of(v) for v in found]
         store = tile.StoreOp(self.refined(kind, column, found), self.out, where, [])
         self.code.builder.insert(store)
@@ -312,10 +310,11 @@ class RefineBuilder:
                 code.cmp("slt", at[axis], size), code.cmp("slt", index, length)
             )
             exists = inside if exists is None else code.and_(exists, inside)
-            pair.append(minimum(code, index, code.sub(length, code.const(1))))
+            last = code.sub(length, code.const(1))
+            pair.append(code.min(index, last, index.name_hint))
         assert exists is not None
         live = mask_at(self.mask, code, at, (pair[0], pair[1]), captures)
-        dead = negated(code, live)
+        dead = code.not_(live)
         return [code.int_cast(code.and_(exists, v), i32) for v in (live, dead)]
 
     def any_of(self, found: SSAValue) -> SSAValue:
@@ -340,7 +339,7 @@ class RefineBuilder:
         ) -> list[SSAValue]:
             kinds = [code.const(kind, i8) for kind in range(4)]
             live, dead = (code.cmp("ne", at[n], code.const(0)) for n in FOUND)
-            broken = code.insert(arith.OrIOp(dead, negated(code, whole(code, at))))
+            broken = code.or_(dead, code.not_(whole(code, at)))
             exact = code.select(broken, kinds[plan.PARTIAL], kinds[plan.FULL])
             exact = code.select(live, exact, kinds[plan.DEAD])
             unknown = code.cmp("eq", at["kind"], kinds[plan.UNKNOWN])

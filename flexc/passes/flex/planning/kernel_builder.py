@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     AffineMapAttr,
@@ -24,7 +23,6 @@ from xdsl.dialects.builtin import (
     StridedLayoutAttr,
     StringAttr,
     TensorType,
-    i1,
     i8,
     i32,
     i64,
@@ -188,9 +186,6 @@ def mask_at(
     return live
 
 
-Step = Callable[[SSAValue, Sequence[SSAValue]], Sequence[SSAValue]]
-
-
 @dataclass(frozen=True)
 class FlaggedTile:
     """The row of a tile of blocks that a program owns."""
@@ -230,33 +225,6 @@ def read(
     return build_map(program.code, (), inputs, body, name)
 
 
-class HasCode(Protocol):
-    """A builder of a kernel, which writes scalar code."""
-
-    code: ScalarCode
-
-
-def loop(
-    program: HasCode,
-    count: SSAValue,
-    state: Sequence[SSAValue],
-    step: Step,
-    names: Sequence[str] = (),
-) -> list[SSAValue]:
-    """Write a loop of `count` steps that carries `state`; return the final state."""
-    outer = program.code
-    block = Block(arg_types=[i32, *(v.type for v in state)])
-    for arg, name in zip(block.args, ("i", *names), strict=True):
-        arg.name_hint = name
-    program.code = ScalarCode(block)
-    program.code.builder.insert(scf.YieldOp(*step(block.args[0], block.args[1:])))
-    program.code = outer
-    zero, one = outer.const(0), outer.const(1)
-    op = scf.ForOp(zero, count, one, state, Region(block))
-    outer.builder.insert(op)
-    return list(op.results)
-
-
 Pair = tuple[SSAValue, SSAValue]
 
 
@@ -271,23 +239,14 @@ class Span:
 def span_of(code: ScalarCode, block: SSAValue, at: Scalars, axis: str) -> Span:
     """Return the positions of a block of rows ("q") or columns ("kv")."""
     size, end = at[f"{axis}_block"], code.sub(at[f"{axis}_len"], code.const(1))
-    first = minimum(code, code.mul(block, size), end)
+    first = code.min(code.mul(block, size), end, f"{axis}_first")
     last = code.add(first, code.sub(size, code.const(1)))
-    first.name_hint, last.name_hint = f"{axis}_first", f"{axis}_last"
-    return Span(first, minimum(code, last, end))
-
-
-def minimum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.MinSIOp(a, b), a.name_hint)
+    return Span(first, code.min(last, end, f"{axis}_last"))
 
 
 def existing(code: ScalarCode, index: SSAValue, size: SSAValue) -> SSAValue:
     """Return an index that exists: the last one for those beyond it."""
-    return minimum(code, index, code.sub(size, code.const(1)))
-
-
-def maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.MaxSIOp(a, b), a.name_hint)
+    return code.min(index, code.sub(size, code.const(1)), index.name_hint)
 
 
 def sample_pairs(code: ScalarCode, q: Span, kv: Span) -> list[Pair]:
@@ -297,7 +256,7 @@ def sample_pairs(code: ScalarCode, q: Span, kv: Span) -> list[Pair]:
     pairs.append((q.first, _next(code, kv)))
     pairs.append((_next(code, q), kv.first))
     # The diagonal enters the block at the first point and leaves it at the second.
-    for point in (maximum(code, q.first, kv.first), minimum(code, q.last, kv.last)):
+    for point in (code.max(q.first, kv.first), code.min(q.last, kv.last)):
         pairs.append((_within(code, point, q), _within(code, point, kv)))
     return pairs
 
@@ -309,15 +268,11 @@ def _middle(code: ScalarCode, span: Span) -> SSAValue:
 
 
 def _next(code: ScalarCode, span: Span) -> SSAValue:
-    return minimum(code, code.add(span.first, code.const(1)), span.last)
+    return code.min(code.add(span.first, code.const(1)), span.last)
 
 
 def _within(code: ScalarCode, point: SSAValue, span: Span) -> SSAValue:
-    return minimum(code, maximum(code, point, span.first), span.last)
-
-
-def negated(code: ScalarCode, value: SSAValue) -> SSAValue:
-    return code.insert(arith.XOrIOp(value, code.const(1, i1)))
+    return code.min(code.max(point, span.first), span.last)
 
 
 def whole(code: ScalarCode, at: Scalars) -> SSAValue:
@@ -331,9 +286,9 @@ def proved_partial(
 ) -> SSAValue:
     """Write the condition that samples prove block (m, n) partial."""
     q, kv = span_of(code, at["m"], at, "q"), span_of(code, at["n"], at, "kv")
-    alive, broken = code.const(0, i1), negated(code, whole(code, at))
+    alive, broken = code.flag(False), code.not_(whole(code, at))
     for pair in sample_pairs(code, q, kv):
         live = mask_at(mask, code, at, pair, captures)
-        alive = code.insert(arith.OrIOp(alive, live))
-        broken = code.insert(arith.OrIOp(broken, negated(code, live)))
+        alive = code.or_(alive, live)
+        broken = code.or_(broken, code.not_(live))
     return code.and_(alive, broken)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
@@ -33,7 +33,7 @@ from flexc.passes.flex.planning.kernel_builder import (
     Scalars,
 )
 from flexc.passes.masks.blocks.block_code import Summary
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.scalar.scalar_code import ScalarCode, counted_loop, inline_region
 from flexc.passes.tile.map_builder import COLUMN, ROW
 
 TILE = 8
@@ -140,22 +140,12 @@ class SummaryWriter:
             initial.append(code.insert(full, output.end))
         size = self.program.uniform[f"{self.axis}_block"]
         steps = code.ceildiv(size, CHUNK, "steps")
-        body = Block(arg_types=[i32, *(v.type for v in initial)])
-        body.args[0].name_hint = "step"
-        self.program.code = ScalarCode(body)
-        new = self.step(body.args[0], body.args[1:])
-        self.program.code.builder.insert(scf.YieldOp(*new))
-        self.program.code = code
-        zero, one = code.const(0), code.const(1)
-        loop = scf.ForOp(zero, steps, one, initial, Region(body))
-        code.builder.insert(loop)
-        return list(loop.results)
+        names = ["step", *(o.end for o in self.outputs)]
+        return counted_loop(self.program, steps, initial, self.step, names)
 
     def step(self, step: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         """Write the code that adds the next positions of every block to the state."""
         code, names = self.program.code, [o.end for o in self.outputs]
-        for arg, name in zip(state, names, strict=True):
-            arg.name_hint = name
         start = code.mul(step, code.const(CHUNK))
         lane = code.insert(tile.IotaOp(start, CHUNK), "lane")
         varying = {"block": (self.blocks, ROW), "lane": (lane, COLUMN)}

@@ -28,11 +28,10 @@ from flexc.passes.flex.planning.classes import BlockClasses
 from flexc.passes.flex.planning.kernel_builder import (
     PlanKernelBuilder,
     Scalars,
-    loop,
 )
 from flexc.passes.flex.planning.summarize import SummaryWriter
 from flexc.passes.masks.blocks.block_classifier import Classifier
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, counted_loop
 from flexc.passes.tile.map_builder import COLUMN, FULL, ROW, Input
 
 LINES, ENTRIES = 4, 128
@@ -101,12 +100,12 @@ class TableBuilder:
         counts, indices = self.places(by_column)
         totals: Sequence[SSAValue] = ()
         if self.with_dead:
-            totals = loop(self.program, steps, zeros, self.count, KINDS)
+            totals = counted_loop(self.program, steps, zeros, self.count, ["i", *KINDS])
 
         def place(i: SSAValue, seen: Sequence[SSAValue]) -> list[SSAValue]:
             return self.place(i, seen, totals, indices)
 
-        seen = loop(self.program, steps, zeros, place, KINDS)
+        seen = counted_loop(self.program, steps, zeros, place, ["i", *KINDS])
         self.store_counts(seen, counts)
         return self.program.finish()
 

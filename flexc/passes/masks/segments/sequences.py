@@ -20,7 +20,7 @@ from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges.intervals import INDEX
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, region_like
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PackedSequences:
         `first` is the index of b among the region's arguments.
         """
         args = region.block.args
-        made = new_region([a.type for a in args], [a.name_hint for a in args])
+        made = region_like(region)
         code = ScalarCode(made.block)
         captures = args[first + len(INDEX_ARGS) :]
         numbers = {captures[self.of_row], captures[self.of_column]}
@@ -81,8 +81,7 @@ class PackedSequences:
 
         If the region is a mask, `tests` make columns of other sequences dead.
         """
-        args = region.block.args
-        made = new_region([a.type for a in args], [a.name_hint for a in args])
+        made = region_like(region)
         given: list[SSAValue] = list(made.block.args)
         code = ScalarCode(made.block)
         at = first + 2, first + 3
