@@ -4,6 +4,7 @@ and gradients that are made of them."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.targets.target import MachineName
 from flexc.runtime.autograd import gradient_programs as programs
+from flexc.runtime.autograd.captured_places import MAX_BYTES, chunks_for
 from flexc.runtime.autograd.gradient_programs import parts_for
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
@@ -318,8 +320,9 @@ def test_captured_reads_take_no_visit_of_their_own(
     by_column = [SumKind.COLUMN_MATRIX] * 2 if wants_keys else []
     pairs = [SumKind.PAIRS] * 2  # One is the negative of the other.
     once = [SumKind.MATRIX, *by_column, SumKind.DIAGONAL, *pairs]
-    for most in (programs.MAX_BYTES, 1):
-        monkeypatch.setattr(programs, "MAX_BYTES", most)
+    for most in (MAX_BYTES, 1):
+        few = partial(chunks_for, max_bytes=most)
+        monkeypatch.setattr(programs, "chunks_for", few)
         kinds.clear()
         got = learned_gradients(call, bias, MASKS[mask], "cpp", wants_keys)
         assert [sorted(k) for k in kinds] == [sorted(once)]

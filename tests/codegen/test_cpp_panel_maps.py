@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flexc.codegen.cpp.map_printer import MOST_UNROLLED
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.kernel import Kernel
@@ -65,6 +66,16 @@ tile.kernel @panel(%a : tensor<{data}> #tile.param<argument 0>,
   tile.return
 }}
 """  # noqa: E501
+
+
+def test_maps_of_many_ops_are_not_unrolled() -> None:
+    for count in (MOST_UNROLLED, MOST_UNROLLED + 1):
+        sums = [f"%sum{i + 1} = arith.addf %sum{i}, %y : f32" for i in range(1, count)]
+        body = "\n".join(["%sum1 = arith.addf %x, %y : f32", *sums])
+        body += f"\nflex.yield %sum{count} : f32"
+        ctx, module = parse(kernel_text("f32", 32, body, ["tile"], 32))
+        source = run_passes(ctx, module, PREPARE).source
+        assert ("#pragma GCC unroll" in source) == (count == MOST_UNROLLED)
 
 
 def check(

@@ -36,6 +36,11 @@ from flexc.passes.tile.map_builder import is_wide
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 STEP_ROWS = 8
 """The rows of a map between two shares of the steps of a product beside it."""
+MOST_UNROLLED = 64
+"""The number of ops of a map whose loops are unrolled.
+
+Copies of more ops compile slowly, and their values do not stay in registers.
+"""
 MOST_LANES = 16
 """A number of columns that is a multiple of this has whole vectors on any machine."""
 
@@ -217,7 +222,7 @@ class MapPrinter(SourcePrinter):
             if self.steps:
                 refuse(plan.op, "expects rows, as it is beside a product")
             header = f"for (int at = 0; at < {plan.columns}; at += {lanes})"
-            with self.unrolled(header):
+            with self.unrolled(plan, header):
                 self.print_row(plan, labels)
             return
         step = f"columns_at_once<{plan.columns}, {lanes}>"
@@ -273,8 +278,9 @@ class MapPrinter(SourcePrinter):
         self.line(f"store_vector({target}, round_pairs({halves}));")
 
     @contextmanager
-    def unrolled(self, header: str) -> Generator[None]:
-        self.line("#pragma GCC unroll 4")
+    def unrolled(self, plan: MapPlan, header: str) -> Generator[None]:
+        if len(plan.computed()) <= MOST_UNROLLED:
+            self.line("#pragma GCC unroll 4")
         with self.block(header):
             yield
 
@@ -292,7 +298,7 @@ class MapPrinter(SourcePrinter):
                 yield
             return
         header = f"for (int v = 0, at = col; v < {count}; ++v, at += {plan.lanes})"
-        with self.unrolled(header):
+        with self.unrolled(plan, header):
             yield
 
     def print_numbers(self, plan: MapPlan, loop: Loop) -> None:
