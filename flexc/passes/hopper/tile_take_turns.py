@@ -37,7 +37,7 @@ from flexc.dialects.tile.schedule import (
     RoleOp,
     TakeTurnOp,
 )
-from flexc.dialects.tile.schedule.dependences import dependent_on
+from flexc.passes.hopper.specialize_warps.slices import dependent_on
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.gluon import PART_WARPS
 

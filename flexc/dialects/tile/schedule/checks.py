@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation, Region, SSAValue
+from xdsl.ir import (
+    BlockArgument,
+    Operation,
+    OpResult,
+    Region,
+    SSAValue,
+)
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.constants import int_constant
-from flexc.dialects.mod_region import parents
-from flexc.dialects.tile.schedule.dependences import dependent_on
+from flexc.dialects.mod_region import parents, yielded
 from flexc.dialects.tile.schedule.memory import (
     ArriveOp,
     AwaitOp,
@@ -26,6 +31,44 @@ from flexc.dialects.tile.schedule.memory import (
 from flexc.dialects.tile.schedule.products import ROWS, WARP_GROUP, IssueDotOp
 from flexc.dialects.tile.schedule.roles import RoleOp, RolesOp
 from flexc.dialects.tile.types import BarriersType, PendingType, tile_bytes, tile_of
+
+
+def depends_on(value: SSAValue, source: SSAValue) -> bool:
+    """Return True if a value is computed from another, through loops and branches."""
+    seen: set[SSAValue] = set()
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        if current is source:
+            return True
+        if current not in seen:
+            seen.add(current)
+            todo.extend(_sources(current))
+    return False
+
+
+def _sources(value: SSAValue) -> Sequence[SSAValue]:
+    """Return the values that a value is directly computed from."""
+    if isinstance(value, BlockArgument):
+        loop = value.block.parent_op()
+        return _carried(loop, value.index - 1) if isinstance(loop, scf.ForOp) else ()
+    assert isinstance(value, OpResult)
+    op = value.op
+    if isinstance(op, scf.ForOp):
+        return _carried(op, value.index)
+    if isinstance(op, scf.IfOp):
+        blocks = [block for region in op.regions for block in region.blocks]
+        return [op.cond, *(yielded(block)[value.index] for block in blocks)]
+    return op.operands
+
+
+def _carried(loop: scf.ForOp, index: int) -> Sequence[SSAValue]:
+    """Return the sources of a loop's carried value, or of its counter (index -1)."""
+    bounds = [loop.lb, loop.ub, loop.step]
+    if index < 0:
+        return bounds
+    return [*bounds, loop.iter_args[index], yielded(loop.body.block)[index]]
+
 
 Signal = ExpectOp | ArriveOp
 
@@ -76,8 +119,8 @@ def arrivals(signals: Sequence[Signal]) -> int | None:
         if any(_is_conditional(s) or _is_repeated(s, own) for s in own):
             return None
         if role is not None and copies > 1:
-            varying = dependent_on(role.body.block.args[0])
-            if any(s.index in varying for s in own):
+            number = role.body.block.args[0]
+            if any(depends_on(s.index, number) for s in own):
                 return None
         total += copies
     return total

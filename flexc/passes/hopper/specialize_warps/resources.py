@@ -22,7 +22,6 @@ from flexc.dialects.tile.schedule import (
     ShareOp,
     SharesType,
 )
-from flexc.dialects.tile.schedule.dependences import dependent_on
 from flexc.dialects.tile.schedule.memory import BARRIER_BYTES
 from flexc.dialects.tile.types import tile_bytes
 from flexc.errors import ScheduleError
@@ -35,6 +34,7 @@ from flexc.passes.hopper.specialize_warps.loads import (
     viewed_source,
     why_not_tma,
 )
+from flexc.passes.hopper.specialize_warps.slices import dependent_on
 from flexc.passes.hopper.tile_async_products import complete_before
 from flexc.passes.hopper.tile_split_rows import adds_product
 from flexc.passes.scalar.scalar_code import ScalarCode

@@ -21,12 +21,11 @@ from flexc.dialects.tile.schedule import (
     ExpectOp,
     SlotOp,
 )
-from flexc.dialects.tile.schedule.dependences import dependent_on
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import product_of
 from flexc.passes.hopper.specialize_warps.resources import Outgoing, Ring
 from flexc.passes.hopper.specialize_warps.roles import ORDER_OPS, Plan, RoleCode
-from flexc.passes.hopper.specialize_warps.slices import Slice
+from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 
 
 class ServiceCode(RoleCode):

@@ -106,3 +106,35 @@ def branch_values(branch: scf.IfOp, result: SSAValue) -> list[SSAValue]:
 
 def _number(values: Sequence[SSAValue], value: SSAValue) -> int:
     return next(i for i, v in enumerate(values) if v is value)
+
+
+def dependent_on(start: SSAValue) -> set[SSAValue]:
+    """Return a value and all values that are computed from it.
+
+    All values of a variable that a loop carries count, the initial one too, because
+    they have one ring in shared memory.
+    """
+    found: set[SSAValue] = set()
+    pending = [start]
+    while pending:
+        value = pending.pop()
+        if value in found:
+            continue
+        found.add(value)
+        for use in value.uses:
+            pending += _results_of_use(use.operation, use.index)
+    return found
+
+
+def _results_of_use(op: Operation, index: int) -> Sequence[SSAValue]:
+    """Return the values that an op computes from the operand at an index."""
+    if isinstance(op, scf.ForOp):
+        if index >= 3:
+            return carried_values(op, index - 3)
+        return [*op.results, *op.body.block.args]
+    if isinstance(op, scf.YieldOp):
+        parent = op.parent_op()
+        if isinstance(parent, scf.ForOp):
+            return carried_values(parent, index)
+        return parent.results[index : index + 1] if parent is not None else []
+    return op.results
