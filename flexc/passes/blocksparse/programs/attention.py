@@ -39,7 +39,7 @@ from flexc.passes.blocksparse.programs.online_softmax import (
     SoftmaxState,
     rest_of_parts,
 )
-from flexc.passes.blocksparse.programs.pair_tiles import PairMapBuilder, guard_captures
+from flexc.passes.blocksparse.programs.pair_maps import PairMapBuilder, guard_captures
 from flexc.passes.blocksparse.programs.row_terms import SplitScore, split_score
 from flexc.passes.blocksparse.programs.sequence_blocks import (
     block_of_sequence,
