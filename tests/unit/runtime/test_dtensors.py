@@ -27,7 +27,7 @@ def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[Any, float]]:
     work = partial(two_ranks, cases=cases_that_run(request))
-    return run_ranks(2, tmp_path_factory.mktemp("two"), work)
+    return run_ranks(2, tmp_path_factory.mktemp("two"), work, keeps_group=True)
 
 
 @pytest.mark.parametrize("case", OF_TWO, ids=str)
@@ -37,7 +37,7 @@ def test_two_processes(two: list[dict[Any, float]], case: Any) -> None:
 
 @pytest.mark.slow
 def test_four_processes(tmp_path: Path) -> None:
-    for errors in run_ranks(4, tmp_path, four_ranks):
+    for errors in run_ranks(4, tmp_path, four_ranks, keeps_group=True):
         assert all(errors[case] <= 1 for case in [*FOUR, "both"]), errors
 
 
