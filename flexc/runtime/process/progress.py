@@ -38,7 +38,7 @@ class Compilation:
     """True once the log has its description."""
 
     def log_seconds(self) -> None:
-        """Log the seconds since the start, most of which a caller may have waited."""
+        """Log the seconds since the start."""
         if log.isEnabledFor(logging.INFO):
             seconds = time.monotonic() - self.since
             log.info("%s is ready after %.1f s", shortened(self.what()), seconds)

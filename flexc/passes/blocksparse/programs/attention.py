@@ -424,7 +424,7 @@ class AttentionKernelBuilder(PairMapBuilder):
 
         def body(code: ScalarCode, q_len: SSAValue, *args: SSAValue) -> SSAValue:
             scale, b, h, q_idx, *rest = args
-            if self.trusts_captures and not self.guards(visit):
+            if self.clamps_rows(visit):
                 q_idx = self.at_most_last(code, q_idx, q_len)
             return inline_region(region, [scale, b, h, q_idx, *rest], code)[0]
 

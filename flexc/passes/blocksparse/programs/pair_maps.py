@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import UnitAttr
@@ -20,7 +21,6 @@ from flexc.passes.blocksparse.programs.builder import (
 )
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.scalar.variation import Along, Dependences
-from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
@@ -47,16 +47,14 @@ class PairMapBuilder(SegmentKernelBuilder):
     row_idx: SSAValue
     column_idx: SSAValue
 
-    def __init__(
-        self,
-        op: blocksparse.AttentionOp | blocksparse.PairSumsOp,
-        name: str,
-        target: Target,
-    ):
-        super().__init__(op, name, target)
-        is_sums = isinstance(op, blocksparse.PairSumsOp)
-        self.rows_are_keys = is_sums and op.is_transposed
-        self.trusts_captures = any(map(self.trusts_positions, self.mod_regions()))
+    @cached_property
+    def rows_are_keys(self) -> bool:
+        return isinstance(self.op, blocksparse.PairSumsOp) and self.op.is_transposed
+
+    @cached_property
+    def trusts_captures(self) -> bool:
+        """True if mods read captured tensors at positions without tests."""
+        return any(map(self.trusts_positions, self.mod_regions()))
 
     def values(
         self, visit: Visit, given: list[Input], body: Body | None, names: Sequence[str]
@@ -151,24 +149,12 @@ class PairMapBuilder(SegmentKernelBuilder):
         if self.needs_rows:
             exists = code.cmp("slt", row, row_len)
             inside = exists if inside is None else code.and_(inside, exists)
-        row, column = self.clamped(code, visit, (row, column), (row_len, column_len))
+        if self.clamps_columns(visit):
+            column = self.at_most_last(code, column, column_len)
+        if self.clamps_rows(visit):
+            row = self.at_most_last(code, row, row_len)
         positions = (column, row) if self.rows_are_keys else (row, column)
         return [b, h, *positions, *captured], inside, flags
-
-    def clamped(
-        self,
-        code: ScalarCode,
-        visit: Visit,
-        pair: tuple[SSAValue, SSAValue],
-        lengths: tuple[SSAValue, SSAValue],
-    ) -> tuple[SSAValue, SSAValue]:
-        """Return the row and the column that mods receive for a pair."""
-        (row, column), (row_len, column_len) = pair, lengths
-        if self.clamps(visit):
-            column = self.at_most_last(code, column, column_len)
-        if self.trusts_captures and not self.guards(visit):
-            row = self.at_most_last(code, row, row_len)
-        return row, column
 
     def select(
         self, code: ScalarCode, live: SSAValue | None, value: SSAValue
@@ -276,7 +262,11 @@ class PairMapBuilder(SegmentKernelBuilder):
             varying.update(op.results)
         return False
 
-    def clamps(self, visit: Visit) -> bool:
+    def clamps_rows(self, visit: Visit) -> bool:
+        """Return True if mods receive the last row for rows beyond the last."""
+        return self.trusts_captures and not self.guards(visit)
+
+    def clamps_columns(self, visit: Visit) -> bool:
         """Return True if mods receive the last column for columns beyond the last.
 
         A visit with a count has at least one column, and its tile may have more than
@@ -292,7 +282,7 @@ class PairMapBuilder(SegmentKernelBuilder):
 
     def guards(self, visit: Visit) -> bool:
         """Return True if captured loads are guarded against columns beyond the last."""
-        return visit.sticks_out and not self.clamps(visit)
+        return visit.sticks_out and not self.clamps_columns(visit)
 
     @staticmethod
     def at_most_last(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:

@@ -234,18 +234,7 @@ class PairKernelBuilder(PairMapBuilder):
         """Return the names of the values that the region yields."""
         return [v.name_hint or "value" for v in yielded(self.op.pairs.block)]
 
-    def clamped(
-        self,
-        code: ScalarCode,
-        visit: Visit,
-        pair: tuple[SSAValue, SSAValue],
-        lengths: tuple[SSAValue, SSAValue],
-    ) -> tuple[SSAValue, SSAValue]:
-        (row, column), (row_len, column_len) = pair, lengths
+    def clamps_rows(self, visit: Visit) -> bool:
         # What mods read by row alone is read before loops, also where a branch in the
         # loop is for blocks without rows beyond the last.
-        if self.needs_rows or (self.checked and self.trusts_captures):
-            row = self.at_most_last(code, row, row_len)
-        if self.clamps(visit):
-            column = self.at_most_last(code, column, column_len)
-        return row, column
+        return self.needs_rows or bool(self.checked and self.trusts_captures)
