@@ -173,7 +173,9 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
-        one_loop = "always" if ordered else "if faster"
+        one_loop = "if faster" if problem.packed is None else "never"
+        if ordered:
+            one_loop = "always"
         segments = Region(Block(self.options.segments(problem, sizes, one_loop)))
         properties = kept_properties(op)
         properties |= self.options.tiling(problem, sizes, ordered)

@@ -29,7 +29,7 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile.schedule import RoleOp
 from flexc.passes.scalar.predicates import predicate_of
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, combined
 
 HOLDS_BEFORE = {"slt": True, "sge": False}
 """The result of a comparison of the iteration with a bound, before the bound."""
@@ -44,10 +44,45 @@ def comparisons(loop: scf.ForOp) -> Iterator[arith.CmpiOp]:
                 yield op
 
 
+def move_condition(branch: scf.IfOp, loop: scf.ForOp) -> None:
+    """Make a condition from outside the loop part of a branch's bound.
+
+    A branch that is taken in the first iterations, or in all, is taken before a bound:
+
+        if outside or i < m        =>        if i < (n if outside else m)
+    """
+    leaves = list(alternatives(branch.cond))
+    outer = [value for value in leaves if not loop.is_ancestor(value.owner)]
+    inner = [op for op in comparisons(loop) if op.result in leaves]
+    if not outer or len(inner) != 1 or len(leaves) != len(outer) + 1:
+        return
+    (own,) = inner
+    if not HOLDS_BEFORE[predicate_of(own)]:
+        return
+    code = ScalarCode(InsertPoint.before(loop))
+    always = combined(code.or_, outer)
+    assert always is not None
+    bound = code.select(always, loop.ub, own.rhs)
+    within = ScalarCode(InsertPoint.before(branch))
+    branch.operands[0] = within.cmp("slt", loop.body.block.args[0], bound)
+
+
+def alternatives(condition: SSAValue) -> Iterator[SSAValue]:
+    """Yield the values of which one is true if a condition is true."""
+    if isinstance(op := condition.owner, arith.OrIOp):
+        yield from alternatives(op.lhs)
+        yield from alternatives(op.rhs)
+    else:
+        yield condition
+
+
 def bound_of(loop: scf.ForOp) -> SSAValue | None:
     """Return the bound that a branch of the loop's body compares the iteration with."""
     if int_constant(loop.step) != 1:
         return None
+    for branch in loop.body.block.ops:
+        if isinstance(branch, scf.IfOp):
+            move_condition(branch, loop)
     for op in comparisons(loop):
         branches = (isinstance(use.operation, scf.IfOp) for use in op.result.uses)
         if any(branches):

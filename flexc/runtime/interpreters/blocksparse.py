@@ -48,6 +48,10 @@ class BlockSparseFunctions(InterpreterFunctions):
     def run_attention(
         self, interpreter: Interpreter, op: blocksparse.AttentionOp, args: PythonValues
     ) -> PythonValues:
+        if op.sequence_blocks is not None:
+            raise InterpretationError(
+                "blocks that begin with sequences have no interpreter; run the kernel"
+            )
         problem = Problem.of(op, args)
 
         def live(share: Share) -> Tensor:

@@ -38,6 +38,42 @@ tile.kernel @mixed(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<ar
   tile.return
 }
 
+// All iterations take the branch if a condition holds from outside the loop.
+// CHECK-LABEL: tile.kernel @always(
+// CHECK: %[[BOUND:.*]] = arith.select %always, %n, %bound : i32
+// CHECK: %[[FIRST:.*]] = arith.minsi %[[BOUND]], %n : i32
+// CHECK-NEXT: %[[REST:.*]] = arith.maxsi %c0, %[[BOUND]] : i32
+// CHECK-NEXT: scf.for %{{.*}} = %c0 to %[[FIRST]] step
+// CHECK-NOT: scf.if
+// CHECK: } {segment = #blocksparse<kind partial>}
+// CHECK: scf.for %{{.*}} = %[[REST]] to %n step
+// CHECK-NOT: scf.if
+// CHECK: } {segment = #blocksparse<kind full>}
+tile.kernel @always(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<argument 1>, %y : f32 #tile.param<argument 2>, %out : !o #tile.param<argument 3>, %length : i32 #tile.param<argument 4>)
+    grid affine_map<(b, h, m) -> (m)> {
+  tile.roles {
+    tile.role "consumer" copies 1 warps 4 registers 240 {
+    ^bb0(%part : i32):
+      %c0 = arith.constant 0 : i32
+      %c1 = arith.constant 1 : i32
+      %always = arith.cmpi slt, %length, %bound : i32
+      %sum = scf.for %i = %c0 to %n step %c1 iter_args(%a = %y) -> (f32) : i32 {
+        %is_partial = arith.cmpi slt, %i, %bound : i32
+        %any = arith.ori %always, %is_partial : i1
+        %b = scf.if %any -> (f32) {
+          %c = arith.addf %a, %y : f32
+          scf.yield %c : f32
+        } else {
+          scf.yield %a : f32
+        }
+        scf.yield %b : f32
+      } {segment = #blocksparse<kind mixed>}
+      tile.end
+    }
+  }
+  tile.return
+}
+
 // A bound that the loop computes or carries, or steps other than one: one loop.
 // CHECK-LABEL: tile.kernel @kept(
 // CHECK: scf.for

@@ -27,6 +27,7 @@ from flexc.errors import ScheduleError
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
+from flexc.passes.hopper.tile_split_loops import TileSplitLoopsPass
 from flexc.passes.targets.target import WIDE, LoweringOptions, OnePass
 from flexc.runtime.autograd.gradient_kernels import roles_of
 from flexc.runtime.autograd.gradient_programs import expand
@@ -125,6 +126,16 @@ def check(got: list[Tensor], wanted: list[Tensor]) -> None:
     for x, y in zip(got, wanted, strict=True):
         error = (x.double() - y.double()).norm()
         assert error <= 2**-7 * y.double().norm()
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, WHOLE], ids=str)
+def test_no_loop_of_a_causal_mask_has_a_branch(lengths: tuple[int, int]) -> None:
+    """Incomplete blocks come first, or all blocks of a program are partial."""
+    kernel = scheduled(backward("causal", heads=(2, 2), lengths=lengths)[0])
+    TileSplitLoopsPass().apply(Context(), kernel)
+    loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
+    assert loops
+    assert not any(isinstance(op, scf.IfOp) for loop in loops for op in loop.walk())
 
 
 @pytest.mark.parametrize(("case", "overlap"), in_turn(list(CORPUS), [True, False]))

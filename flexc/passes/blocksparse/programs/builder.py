@@ -112,10 +112,10 @@ class Visit:
     def _unmasked(self) -> SSAValue | None:
         """The value of `masked` if unmasked blocks evaluate the mask too, else None."""
         has_mask = self.segment.mask_mod is not None
-        return self.masked if has_mask and self._full_sticks_out else None
+        return self.masked if has_mask and self.full_sticks_out else None
 
     @property
-    def _full_sticks_out(self) -> bool:
+    def full_sticks_out(self) -> bool:
         """True if an unmasked block may reach beyond the last column."""
         return self.sticks_out and self.segment.full_inside is None
 
@@ -131,7 +131,7 @@ class Visit:
         if self.segment.kind.data == SegmentKind.PARTIAL or self.segment.is_trimmed:
             return None
         found = [] if self.masked is None else [self.masked]
-        if self._full_sticks_out and (found or self.segment.is_entered):
+        if self.full_sticks_out and (found or self.segment.is_entered):
             end = code.add(self.start, code.const(block_n))
             found.append(code.cmp("sgt", end, column_len))
         if self.exists is not None:

@@ -214,7 +214,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
 
         def partial() -> list[SSAValue]:
             found = self.live_factors(visit, score, has_mask)
-            return self.existing(visit, found) if outside else found
+            return self.existing(visit, found)
 
         tests = [*outside, *([] if visit.masked is None else [visit.masked])]
         some_are_dead = combined(self.code.or_, tests)
@@ -231,10 +231,13 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         return [by_factor[self.factor(i)] for i in range(len(self.names()))]
 
     def outside(self, visit: Visit) -> list[SSAValue]:
-        """Write conditions of which one is true if pairs of a block do not exist."""
+        """Write conditions of which one is true if pairs of a block do not exist.
+
+        Of a mixed segment, they may miss columns of blocks that apply the mask anyway.
+        """
         code = self.code
         found: list[SSAValue] = []
-        if visit.sticks_out:
+        if visit.full_sticks_out or (visit.sticks_out and visit.masked is None):
             end = code.add(visit.start, code.const(self.block_n))
             found.append(code.cmp("sgt", end, self.column_len))
         if self.sums_rows:
@@ -256,6 +259,8 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             given += [(self.row_idx, ROW), (self.row_len, UNIFORM)]
         if visit.exists is not None:
             given.append((visit.exists, UNIFORM))
+        if len(given) == len(factors):
+            return list(factors)
 
         def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
             values, rest = args[: len(factors)], list(args[len(factors) :])
