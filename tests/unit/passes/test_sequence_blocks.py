@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.passes import pipelines
@@ -132,3 +133,11 @@ def test_mods_find_no_sequence() -> None:
     assert len(reads) == 1  # The slope.
     kernel = lowered(module)
     assert any(isinstance(o, tile.ReturnUnlessOp) for o in kernel.walk())
+
+
+def test_segments_have_no_interpreter() -> None:
+    module, args = packed("causal", "none", [130, 70], None)
+    convert = ConvertFlexToBlocksparsePass("gluon")
+    pipelines.run(pipelines.to_blocksparse(convert), Context(), module)
+    with pytest.raises(InterpretationError, match="run the kernel"):
+        run_module(module, args)
