@@ -141,9 +141,9 @@ class Corner:
         owner = value.owner
         if tile.IDLE_BEYOND in owner.attributes:
             return self.of(op, owner.operands[0])
-        clone = owner.clone({v: self.of(op, v) for v in owner.operands})
-        clone.location = owner.location
-        return self.code.insert(clone, value.name_hint)
+        return self.code.insert(
+            owner.clone({v: self.of(op, v) for v in owner.operands})
+        )
 
     def operand(self, op: tile.MapOp, number: int) -> SSAValue:
         source = op.inputs[number]

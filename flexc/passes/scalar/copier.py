@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FileLineColLoc, IntegerType, i64
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from flexc.errors import SourceLocation
 from flexc.passes.scalar.formula import AllOf, Formula, Leaf
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, new_region
 from flexc.passes.scalar.variation import Linear
 
 
@@ -31,9 +31,7 @@ class Copier:
 
     def _copied(self, op: Operation | Block) -> SSAValue:
         assert isinstance(op, Operation), "expected a value of known arguments"
-        clone = op.clone({v: self.value(v) for v in op.operands})
-        clone.location = op.location
-        return self.code.insert(clone)
+        return self.code.insert(op.clone({v: self.value(v) for v in op.operands}))
 
     def formula(self, formula: Formula) -> SSAValue:
         """Append code that evaluates a formula, and return its i1 result."""
@@ -96,13 +94,18 @@ def sliced(region: Region, values: Sequence[SSAValue]) -> Region:
     values.
     """
     kept = [a for a in region.block.args if a.index or isinstance(a.type, IntegerType)]
-    block = Block(arg_types=[a.type for a in kept])
-    for old, new in zip(kept, block.args, strict=True):
-        new.name_hint = old.name_hint
-    code = ScalarCode(block)
-    copier = Copier(code, dict(zip(kept, block.args, strict=True)))
+    return copied(region, values, kept)
+
+
+def copied(
+    region: Region, values: Sequence[SSAValue], kept: Sequence[BlockArgument]
+) -> Region:
+    """Return a region of the `kept` arguments of another that yields values of it."""
+    made = new_region([a.type for a in kept], [a.name_hint for a in kept])
+    code = ScalarCode(made.block)
+    copier = Copier(code, dict(zip(kept, made.block.args, strict=True)))
     code.yield_(*map(copier.value, values))
-    return Region(block)
+    return made
 
 
 def location_of(op: Operation) -> SourceLocation | None:

@@ -27,9 +27,7 @@ class ScalarCode:
     def clone(self, ops: Sequence[Operation], values: dict[SSAValue, SSAValue]) -> None:
         """Insert clones of ops with mapped operands; map their results in `values`."""
         for op in ops:
-            clone = op.clone(values)
-            clone.location = op.location
-            self.builder.insert(clone)
+            self.builder.insert(op.clone(values))
 
     def insert(self, op: Operation, name: str | None = None) -> SSAValue:
         """Insert an op that has one result, and return the result."""
@@ -194,7 +192,6 @@ def inline_region(
         if isinstance(op, flex.YieldOp):
             return [value_map.get(v, v) for v in op.values]
         clone = op.clone(value_map)
-        clone.location = op.location
         if outside is None or any(v in moving for v in op.operands):
             moving.update(op.results)
             code.builder.insert(clone)

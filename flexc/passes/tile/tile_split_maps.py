@@ -116,11 +116,9 @@ class MapSplitter:
             arg.name_hint = value.name_hint
             values[value] = arg
         block.add_ops(clone_constants(needed, values))
-        for op in ops:
-            clone = op.clone(values)
-            clone.location = op.location
-            block.add_op(clone)
-        block.add_op(flex.YieldOp(*(values[v] for v in wanted)))
+        code = ScalarCode(block)
+        code.clone(ops, values)
+        code.yield_(*(values[v] for v in wanted))
         shape = [self.op.shape[d] for d in dims]
         part = tile.MapOp(
             [self.outer[v] for v in inputs],
@@ -252,8 +250,7 @@ def carry(
 
     def at(code: ScalarCode, index: SSAValue) -> SSAValue:
         known: dict[SSAValue, SSAValue] = {body.args[0]: index}
-        for op in ops:
-            code.builder.insert(op.clone(known))
+        code.clone(ops, known)
         return known[result]
 
     then, otherwise = Block(), Block()

@@ -27,11 +27,10 @@ from xdsl.dialects.builtin import f32, i64
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
-from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
 from flexc.dialects.mod_region import yielded
 from flexc.passes.flex.score_factor import score_variation
-from flexc.passes.scalar.copier import needed
+from flexc.passes.scalar.copier import copied
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -80,21 +79,7 @@ def split_score(region: Region, max_length: int) -> SplitScore | None:
 
 def part_of(region: Region, value: SSAValue, without: Sequence[SSAValue]) -> Region:
     """Return a region that yields one value of `region`, without some arguments."""
-    block = Block(arg_types=[a.type for a in region.block.args])
-    mapping: dict[SSAValue, SSAValue] = {}
-    for old, new in zip(region.block.args, block.args, strict=True):
-        mapping[old] = new
-        new.name_hint = old.name_hint
-    for op in needed(value):
-        clone = op.clone(mapping)
-        clone.location = op.location
-        block.add_op(clone)
-    block.add_op(flex.YieldOp(mapping[value]))
-    for arg in without:
-        new = mapping[arg]
-        assert not list(new.uses)
-        block.erase_arg(block.args[block.args.index(new)])
-    return Region(block)
+    return copied(region, [value], [a for a in region.block.args if a not in without])
 
 
 class Splitter:

@@ -13,7 +13,7 @@ from functools import reduce
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i32, i64
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from flexc.passes.masks.bounds.facts import Facts, largest_absolute, magnitude
 from flexc.passes.masks.bounds.key_ranges import End, KeyRange
@@ -32,6 +32,7 @@ from flexc.passes.masks.bounds.terms import (
     addends,
     direction,
 )
+from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.formula import Leaf
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import Combine, ScalarCode, combined
@@ -141,20 +142,12 @@ class TermCode:
         known = self.uniform
         if row is not None:
             known = self.uniform | {self.facts.region.block.args[2]: row}
-        return self._clone(value, known)
-
-    def _clone(self, value: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
-        if value in known:
-            return known[value]
-        op = value.owner
-        assert isinstance(op, Operation)
-        mapped = {v: self._clone(v, known) for v in op.operands}
-        clone = op.clone(mapped)
-        clone.location = op.location
-        known[value] = self.code.insert(clone, value.name_hint)
-        if self.facts.is_uniform(value):
-            self.uniform[value] = known[value]
-        return known[value]
+        copier = Copier(self.code, known)
+        copied = copier.value(value)
+        for old, new in copier.known.items():
+            if self.facts.is_uniform(old):
+                self.uniform[old] = new
+        return copied
 
     def flag(self, leaf: Leaf) -> SSAValue:
         """Return a uniform value of type i1, or its negation."""

@@ -67,9 +67,7 @@ class PackedSequences:
             elif isinstance(op, flex.LoadCaptureOp) and op.tensor in starts:
                 known[op.result] = code.const(0)
             else:
-                clone = op.clone(known)
-                clone.location = op.location
-                code.builder.insert(clone)
+                code.builder.insert(op.clone(known))
         indices = made.block.args[first : first + len(INDEX_ARGS)]
         simplify_region(made, dict.fromkeys(indices, INDEX))
         return made
