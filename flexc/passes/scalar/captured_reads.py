@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, IntegerType
 from xdsl.ir import BlockArgument, Operation, Region, SSAValue
 
@@ -21,7 +20,7 @@ from flexc.dialects.flex import Coordinates
 from flexc.dialects.mod_region import yielded
 from flexc.errors import GradientError
 from flexc.passes.scalar.copier import location_of, needed, sliced
-from flexc.passes.scalar.ranges.exact_ranges import position_args
+from flexc.passes.scalar.ranges.exact_ranges import chosen_sum, position_args
 from flexc.passes.scalar.ranges.index_proofs import unwrapped
 from flexc.passes.scalar.ranges.intervals import INDEX
 from flexc.passes.scalar.ranges.value_ranges import width_of
@@ -284,13 +283,8 @@ def _denied(value: SSAValue) -> str:
 
 def _counts_from_the_end(index: SSAValue, tensor: SSAValue, dim: int) -> bool:
     """Return True if an index is `x < 0 ? x + n : x`, n the size of its dimension."""
-    chosen = index.owner
-    if not isinstance(chosen, arith.SelectOp):
-        return False
-    total = chosen.lhs.owner
-    if not isinstance(total, arith.AddiOp) or chosen.rhs not in total.operands:
-        return False
-    size = meant(total.rhs if total.lhs is chosen.rhs else total.lhs).owner
+    found = chosen_sum(index)
+    size = None if found is None else meant(found[2]).owner
     if not isinstance(size, flex.DimOp):
         return False
     return size.tensor is tensor and size.dim.value.data == dim

@@ -6,7 +6,7 @@ type's range, and the wrapping of negative indices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from xdsl.dialects import arith
@@ -18,6 +18,7 @@ from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import yielded
 from flexc.passes.scalar.predicates import OPERATORS, predicate_of
+from flexc.passes.scalar.ranges.exact_ranges import chosen_sum, is_same
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
@@ -200,39 +201,20 @@ def _inner(op: Operation | Block) -> SSAValue | None:
             return op.lhs
         case arith.MinSIOp() if int_constant(op.rhs) == LIMITS.hi:
             return op.lhs
-        case arith.SelectOp():
-            return _unwrapped(op, lambda v: isinstance(v.owner, flex.DimOp))
+        case arith.SelectOp() if (found := chosen_sum(op.result)) is not None:
+            _, x, n = found
+            return x if isinstance(meant(n).owner, flex.DimOp) else None
         case _:
             return None
 
 
-def _unwrapped(
-    op: arith.SelectOp, is_added: Callable[[SSAValue], bool]
-) -> SSAValue | None:
-    """Return x of `select(test, x + n, x)` if `is_added(n)`, else None."""
-    total = op.lhs.owner
-    if not isinstance(total, arith.AddiOp):
-        return None
-    for x, n in ((total.lhs, total.rhs), (total.rhs, total.lhs)):
-        if x is op.rhs and is_added(meant(n)):
-            return x
-    return None
-
-
 def python_remainder(op: arith.SelectOp) -> arith.RemSIOp | None:
-    """Return r of `select(test, r + c, r)`, where r is the remainder by c.
+    """Return r of `select(test, r + c, r)`, where r is the remainder by c, else None.
 
-    Return None if `op` has another form.
+    `mended_remainder` is for proofs. Here, any test does, and casts are left out.
     """
-    rest = op.rhs.owner
-    if not isinstance(rest, arith.RemSIOp):
-        return None
-    divisor = meant(rest.rhs)
-
-    def is_divisor(value: SSAValue) -> bool:
-        same = int_constant(value) is not None and int_constant(value) == int_constant(
-            divisor
-        )
-        return same or value is divisor
-
-    return None if _unwrapped(op, is_divisor) is None else rest
+    match chosen_sum(op.result):
+        case (_, SSAValue(owner=arith.RemSIOp() as rest), n):
+            return rest if is_same(meant(n), meant(rest.rhs)) else None
+        case _:
+            return None

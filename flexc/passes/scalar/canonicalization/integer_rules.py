@@ -20,7 +20,7 @@ from flexc.passes.scalar.canonicalization.site import (
     defined_by,
     power_of_two,
 )
-from flexc.passes.scalar.predicates import predicate_of
+from flexc.passes.scalar.ranges.exact_ranges import mended_remainder
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
 
@@ -234,21 +234,10 @@ def to_signed_division(op: Operation, site: Site) -> SSAValue | None:
     return site.insert(kind(x, y))
 
 
-def mended_remainder(op: Operation, site: Site) -> SSAValue | None:
-    """Rewrite select(r < 0, r + 2**k, r) -> x & (2**k - 1) for r = x % 2**k."""
-    assert isinstance(op, arith.SelectOp)
-    test = defined_by(op.cond, arith.CmpiOp)
-    rest = defined_by(op.rhs, arith.RemSIOp)
-    mended = defined_by(op.lhs, arith.AddiOp)
-    if test is None or rest is None or mended is None:
-        return None
-    is_negative = predicate_of(test) == "slt" and int_constant(test.rhs) == 0
-    divisor = int_constant(rest.rhs)
-    if test.lhs is not op.rhs or not is_negative or mended.lhs is not op.rhs:
-        return None
-    if int_constant(mended.rhs) != divisor:
-        return None
-    return _mask(rest.lhs, divisor, site)
+def mask_of_remainder(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite select(r < 0, r + 2**k, r) -> x & (2**k - 1), r = x rem 2**k."""
+    rest = mended_remainder(op.results[0])
+    return None if rest is None else _mask(rest.lhs, int_constant(rest.rhs), site)
 
 
 def what_division_leaves(op: Operation, site: Site) -> SSAValue | None:
@@ -291,5 +280,5 @@ RULES: dict[type[Operation], tuple[Rule, ...]] = {
     arith.DivUIOp: (divide_by_one, to_signed_division),
     arith.RemSIOp: (remainder,),
     arith.RemUIOp: (to_signed_division,),
-    arith.SelectOp: (mended_remainder,),
+    arith.SelectOp: (mask_of_remainder,),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import permutations
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
@@ -27,6 +28,17 @@ from flexc.passes.scalar.predicates import predicate_of
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval, full, point
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
+
+
+def chosen_sum(value: SSAValue) -> tuple[SSAValue, SSAValue, SSAValue] | None:
+    """Return test, x and n of `select(test, x + n, x)`, else None."""
+    op = value.owner
+    if not isinstance(op, arith.SelectOp):
+        return None
+    total, x = op.lhs.owner, op.rhs
+    if not isinstance(total, arith.AddiOp) or x not in total.operands:
+        return None
+    return op.cond, x, total.rhs if total.lhs is x else total.lhs
 
 
 def tests_of(total: SSAValue, x: SSAValue) -> list[SSAValue] | None:
@@ -52,12 +64,17 @@ def is_negative(test: SSAValue, x: SSAValue) -> bool:
 
 def signs_differ(test: SSAValue, x: SSAValue, n: SSAValue) -> bool:
     """Return True if a flag is false unless x and n have different signs."""
-    op = test.owner
-    if isinstance(op, arith.AndIOp):
-        return signs_differ(op.lhs, x, n) or signs_differ(op.rhs, x, n)
-    if not isinstance(op, arith.XOrIOp):
-        return False
-    return is_negative(op.lhs, x) and is_negative(op.rhs, n)
+    if isinstance(test.owner, arith.AndIOp):
+        return any(signs_differ(part, x, n) for part in test.owner.operands)
+    return _tells_signs_apart(test, x, n)
+
+
+def _tells_signs_apart(test: SSAValue, x: SSAValue, n: SSAValue) -> bool:
+    """Return True if a flag is (x < 0) != (n < 0)."""
+    return isinstance(test.owner, arith.XOrIOp) and any(
+        is_negative(a, x) and is_negative(b, n)
+        for a, b in permutations(test.owner.operands)
+    )
 
 
 Division = tuple[SSAValue, SSAValue | int]
@@ -71,7 +88,7 @@ def floor_modulo(value: SSAValue, ranges: ValueRanges) -> Division | None:
         case arith.RemSIOp() if ranges[op.lhs].is_nonnegative:
             return _division(op.lhs, op.rhs)
         case arith.SelectOp():
-            rest = _mended(op)
+            rest = mended_remainder(value)
             return None if rest is None else _division(rest.lhs, rest.rhs)
         case arith.AndIOp():
             mask = int_constant(op.rhs)
@@ -88,26 +105,32 @@ def _division(dividend: SSAValue, divisor: SSAValue) -> Division | None:
     return (dividend, constant) if constant > 0 else None
 
 
-def _mended(op: arith.SelectOp) -> arith.RemSIOp | None:
+def mended_remainder(value: SSAValue) -> arith.RemSIOp | None:
     """Return r of `select(r has the wrong sign, r + s, r)`, r = x rem s, else None."""
-    rest, mended = op.rhs.owner, op.lhs.owner
-    if not isinstance(rest, arith.RemSIOp) or not isinstance(mended, arith.AddiOp):
-        return None
-    if mended.lhs is not op.rhs or mended.rhs is not rest.rhs:
-        return None
-    test = op.cond.owner
-    if is_negative(op.cond, op.rhs):
-        return rest
-    if not isinstance(test, arith.AndIOp):
-        return None
-    for nonzero, differs in ((test.lhs, test.rhs), (test.rhs, test.lhs)):
-        signs = differs.owner
-        if not _compares(nonzero, "ne", op.rhs) or not isinstance(signs, arith.XOrIOp):
-            continue
-        for a, b in ((signs.lhs, signs.rhs), (signs.rhs, signs.lhs)):
-            if is_negative(a, op.rhs) and is_negative(b, rest.rhs):
-                return rest
-    return None
+    match chosen_sum(value):
+        case (test, SSAValue(owner=arith.RemSIOp() as rest), s) if is_same(s, rest.rhs):
+            return rest if _has_wrong_sign(test, rest) else None
+        case _:
+            return None
+
+
+def _has_wrong_sign(test: SSAValue, rest: arith.RemSIOp) -> bool:
+    """Return True if a flag says that a remainder and its divisor differ in sign.
+
+    `r < 0` is enough: callers know that the divisor is positive.
+    """
+    if is_negative(test, rest.result):
+        return True
+    return isinstance(test.owner, arith.AndIOp) and any(
+        _compares(nonzero, "ne", rest.result)
+        and _tells_signs_apart(differs, rest.result, rest.rhs)
+        for nonzero, differs in permutations(test.owner.operands)
+    )
+
+
+def is_same(a: SSAValue, b: SSAValue) -> bool:
+    """Return True for one value, and for equal constants."""
+    return a is b or int_constant(a) == int_constant(b) is not None
 
 
 def _compares(value: SSAValue, predicate: str, of: SSAValue) -> bool:

@@ -95,7 +95,8 @@ def indices_fit(
 def unwrapped(index: SSAValue) -> SSAValue:
     """Return i of `select(i < 0, i + n, i)`, torch's reading of negative indices.
 
-    Return other values as they are.
+    Return other values as they are. Unlike `chosen_sum`, this accepts any value at
+    i < 0: where i is j + 1, simplification has made i + 8 to j + 9.
     """
     op = index.owner
     if isinstance(op, arith.SelectOp) and is_negative(op.cond, op.rhs):
