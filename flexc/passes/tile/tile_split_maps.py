@@ -26,7 +26,7 @@ with their end, which short kernels, such as those of few queries, gain from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -115,9 +115,9 @@ class MapSplitter:
         for value, arg in zip(inputs, block.args, strict=True):
             arg.name_hint = value.name_hint
             values[value] = arg
-        block.add_ops(clone_constants(needed, values))
+        constants = [o for v in needed if isinstance(o := v.owner, arith.ConstantOp)]
         code = ScalarCode(block)
-        code.clone(ops, values)
+        code.clone([*dict.fromkeys(constants), *ops], values)
         code.yield_(*(values[v] for v in wanted))
         shape = [self.op.shape[d] for d in dims]
         part = tile.MapOp(
@@ -129,20 +129,6 @@ class MapSplitter:
         for result, value in zip(part.results, wanted, strict=True):
             result.name_hint = value.name_hint
         return part
-
-
-def clone_constants(
-    values: Iterable[SSAValue], mapping: dict[SSAValue, SSAValue]
-) -> list[Operation]:
-    """Return copies of the constants among `values`, and enter them into `mapping`."""
-    clones: list[Operation] = []
-    for value in dict.fromkeys(values):
-        if isinstance(value.owner, arith.ConstantOp):
-            clone = value.owner.clone()
-            clone.results[0].name_hint = value.name_hint
-            mapping[value] = clone.results[0]
-            clones.append(clone)
-    return clones
 
 
 class SplitMap(RewritePattern):
