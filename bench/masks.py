@@ -23,7 +23,10 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 import flexc
 from bench.timing import interleaved_medians
 from flexc.frontend.closures import read_mods
-from flexc.runtime.planner.tables import plan_tables
+from flexc.runtime.inputs.options import resolve_backend
+from flexc.runtime.kernels.driver import trace_mods
+from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.tables import plan_problem
 from flexc.runtime.process.cache import cache_dir
 from tests.support.block_tables import differences
 
@@ -109,10 +112,12 @@ def compare(name: str, tokens: int, device: str, rounds: int) -> None:
 def plan(tokens: int, device: str) -> None:
     """Planning as `flex_attention(mask_mod=...)` does it."""
     signature = read_mods(None, documents(tokens, device))
-    query = torch.empty(1, 1, tokens, 1, device=device)
+    problem, place = Problem(1, 1, tokens, tokens, 128, 128), torch.device(device)
+    backend = resolve_backend("auto", place)
 
     def run() -> None:
-        plan_tables(signature, query, query)
+        found, mods = trace_mods(signature, torch.float32, place)
+        plan_problem(found, mods, problem, place, backend, both=False)
         if device == "cuda":
             torch.cuda.synchronize()
 

@@ -15,7 +15,7 @@ from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
 from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.driver import trace_mods
-from flexc.runtime.planner import tables
+from flexc.runtime.planner import plans, tables
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
@@ -59,7 +59,8 @@ def test_order_compiles(target: str) -> None:
 
     build = replace(BUILD, capability=CAPABILITY[target])
     with vendor_of(target):
-        spec = tables.order_spec(build)
+        spec = tables.order_kernels(build).spec("order")
+    assert spec is not None
     assert compile_spec(spec, target).asm
 
 
@@ -73,11 +74,12 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return f"kernel {build.capability}"
 
     monkeypatch.setattr(tables, "_kernels", Recent())
-    monkeypatch.setattr(tables, "compile_kernel", compile_order)
+    monkeypatch.setattr(plans, "compile_kernel", compile_order)
     builds = [replace(BUILD, capability=n) for n in (80, 90)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(tables.order_kernel, 4 * builds))
-    assert [kernel.get() for kernel in found] == 4 * ["kernel 80", "kernel 90"]
+        kernels = pool.map(tables.order_kernels, 4 * builds)
+        found = list(pool.map(lambda made: made["order"], kernels))
+    assert found == 4 * ["kernel 80", "kernel 90"]
     assert len(compiled) == 2
 
 

@@ -35,7 +35,7 @@ from flexc.runtime.kernels.triton_compiler import (
     Entry,
 )
 from flexc.runtime.kernels.triton_loader import OnGrid
-from flexc.runtime.planner.tables import order_spec
+from flexc.runtime.planner.tables import order_kernels
 from flexc.runtime.tapes.gpus import HOPPER
 from tests.codegen.triton_kernels import Variant, call_of
 
@@ -216,16 +216,22 @@ def test_hooks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 BUILD = build_of(NO_CALL, torch.device("cpu"), "triton")
 
 
+def order_spec() -> KernelSpec:
+    spec = order_kernels(BUILD).spec("order")
+    assert spec is not None
+    return spec
+
+
 @pytest.fixture
 def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A kernel in a cache of Triton's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    return TRITON.compile(order_spec(BUILD), HOPPER)
+    return TRITON.compile(order_spec(), HOPPER)
 
 
 def test_an_entry_is_the_kernel_that_was_compiled(ordered: Any) -> None:
     entry = Entry.of(ordered)
-    source = TRITON.launcher_source(order_spec(BUILD))
+    source = TRITON.launcher_source(order_spec())
     found = Entry(*json.loads(json.dumps(entry))).load(source)
     assert found is not None
     assert found.hash == ordered.hash
@@ -248,7 +254,7 @@ def test_an_entry_that_cannot_be_read_is_none(
         files[".cubin"].unlink()
     else:
         shutil.rmtree(tmp_path)
-    assert entry.load(TRITON.launcher_source(order_spec(BUILD))) is None
+    assert entry.load(TRITON.launcher_source(order_spec())) is None
 
 
 def test_launchers_ask_a_bare_source_for_types() -> None:

@@ -32,7 +32,8 @@ from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
 from flexc.runtime.kernels.driver import Compiled, Proved, trace_mods
 from flexc.runtime.kernels.proofs import MaskReading
-from flexc.runtime.planner.tables import column_tables, plan_tables
+from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.tables import column_tables, plan_problem
 from flexc.runtime.tapes.gpus import (
     HOPPER,
     capability,
@@ -242,17 +243,21 @@ class Attention:
     def _plan(self, block: Block, both: bool) -> Tables:
         """Plan the blocks of a mask without bounds, from its captures."""
         own = self.tables and self.tables.origin
-        signature = read_mods(None, own.mask_mod) if own else self.signature
-        return plan_tables(
+        device = self.query.device
+        if own is None:
+            signature, mods = self.signature, self.trace()
+        else:
+            alone = read_mods(None, own.mask_mod)
+            signature, mods = trace_mods(alone, torch.float32, device)
+        derived = self.derivative_block(block) if both else None
+        return plan_problem(
             signature,
-            self.query,
-            self.key,
-            block,
-            self.derivative_block(block) if both else None,
-            backend=self.backend,
+            mods,
+            Problem(*self.sizes, *block, derived),
+            device,
+            self.backend,
+            both,
             refine=own is not None,
-            mods=None if own else self.trace(),
-            both=both,
             meanwhile=lambda: None if both else self._start_listed(block),
         )
 

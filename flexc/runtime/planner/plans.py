@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,9 +45,13 @@ from flexc.runtime.kernels.proofs import (
     attention_of,
 )
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.process.recent import Background, without_collection
+from flexc.runtime.process.recent import Background, Recent, without_collection
 
-PARTS: dict[str, Part] = {
+Printed = Part | Literal["order"]
+"""A part of a plan, or the kernel that serves all plans."""
+
+PARTS: dict[str, Printed] = {
+    "order": "order",
     "list_rows": "rows",
     "summarize": "tables",
     "list_blocks": "tables",
@@ -96,16 +100,15 @@ class PlanKernels:
     def __init__(self, module: ModuleOp, build: Build):
         self._module = module
         self.build = build
-        self._specs: dict[Part, dict[str, KernelSpec]] = {}
-        self._begun: dict[str, Background[Kernel]] = {}
+        self._specs: Recent[list[KernelSpec]] = Recent()
+        self._begun: Recent[Background[Kernel]] = Recent()
 
     def spec(self, name: str) -> KernelSpec | None:
         """Return the kernel of a name, or None if the mask needs no such kernel."""
         part = PARTS[name]
-        if part not in self._specs:
-            found = find_specs(self._module, self.build, part)
-            self._specs[part] = {spec.entry: spec for spec in found}
-        return self._specs[part].get(name)
+        find = partial(find_specs, self._module, self.build, part)
+        found = self._specs.get(part, find)
+        return next((spec for spec in found if spec.entry == name), None)
 
     def __contains__(self, name: str) -> bool:
         return self.spec(name) is not None
@@ -114,15 +117,14 @@ class PlanKernels:
         """Start to compile the kernels of these names, as far as they exist."""
         for name in names:
             spec = self.spec(name)
-            if spec is not None and name not in self._begun:
-                counters["built"] += 1
-                self._begun[name] = Background(
-                    partial(compile_kernel, spec, self.build)
-                )
+            if spec is not None:
+                self._begun.get(name, partial(begun, spec, self.build))
 
     def __getitem__(self, name: str) -> Kernel:
         self.start(name)
-        return self._begun[name].get()
+        found = self._begun.find(name)
+        assert found is not None
+        return found.get()
 
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
@@ -133,6 +135,12 @@ class PlanKernels:
         return tuple(
             names.get(p.dtype, torch.float32) for p in params if p.role == "output"
         )
+
+
+def begun(spec: KernelSpec, build: Build) -> Background[Kernel]:
+    """Start to compile a printed kernel."""
+    counters["built"] += 1
+    return Background(partial(compile_kernel, spec, build))
 
 
 class Plan:
@@ -202,7 +210,7 @@ def build_for(
     return build_of(call, device, backend)
 
 
-def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
+def find_specs(module: ModuleOp, build: Build, part: Printed) -> list[KernelSpec]:
     """Return the printed kernels of a part of a plan, from the disk or the pipeline."""
     name = f"plan-{part}-{kernel_key(module, build)}.json"
     stored = load_specs(name)
@@ -216,10 +224,13 @@ def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
     return specs
 
 
-def lower(module: ModuleOp, build: Build, part: Part = "all") -> list[KernelSpec]:
+def lower(module: ModuleOp, build: Build, part: Printed = "all") -> list[KernelSpec]:
     """Run the pipeline of a backend in place, and print a plan's kernels."""
     target = TARGETS[build.target].codegen
-    passes = pipelines.to_planning(target.name, part)
+    if part == "order":
+        passes = pipelines.to_planned_tile()
+    else:
+        passes = pipelines.to_planning(target.name, part)
     passes += target.passes(LoweringOptions(machine=build.machine))
     pipelines.run(passes, Context(), module)
     module.verify()

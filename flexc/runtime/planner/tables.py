@@ -14,16 +14,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.passes import pipelines
 from flexc.passes.flex.planning.kernel_builder import DEAD, FULL, PARTIAL
 from flexc.passes.flex.planning.tables import build_order
-from flexc.passes.targets.target import Block, LoweringOptions
 from flexc.runtime.inputs.arguments import (
     Packed,
     Tables,
@@ -37,24 +33,22 @@ from flexc.runtime.inputs.listed_blocks import (
     is_used,
     pairs_of,
 )
-from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.build import NO_CALL, Build, build_of
-from flexc.runtime.kernels.driver import compile_kernel, kernel_key, trace_mods
-from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
-from flexc.runtime.kernels.targets import TARGETS
+from flexc.runtime.kernels.kernel import threads_for
 from flexc.runtime.planner.plans import (
+    PlanKernels,
     Planning,
     Problem,
     find_plan,
     is_ordered,
     layouts_of,
 )
-from flexc.runtime.process.recent import Background, Recent
+from flexc.runtime.process.recent import Recent
 
 BLOCKS_OF_A_PROGRAM = 256
 """The blocks that take a CPU about as long as one program of another plan kernel."""
 
-_kernels: Recent[Background[Kernel]] = Recent()
+_kernels: Recent[PlanKernels] = Recent()
 
 
 def listed(classes: Tensor) -> tuple[Table, Table]:
@@ -141,41 +135,6 @@ MAX_CLASSES = 1 << 24
 """The most classes that a CPU holds at once; more rows are processed in steps."""
 
 
-def plan_tables(
-    signature: ModSignature,
-    query: Tensor,
-    key: Tensor,
-    block_size: Block = (128, 128),
-    derivative_block: Block | None = None,
-    *,
-    backend: str = "auto",
-    refine: bool = False,
-    mods: CapturedMods | None = None,
-    both: bool = False,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Tables:
-    """Return the partial and the full blocks of each block of rows of a call's mask.
-
-    With `both`, blocks are also listed for each block of keys: in the `columns` of the
-    tables, or of those for derivatives if `derivative_block` is given. `meanwhile` is
-    called while kernels are compiled.
-
-    `signature` belongs to `(score_mod, mask_mod)`. `mods` is its trace, or None to
-    trace now. If the mask is the same for all batches, or heads, tables have one batch,
-    or head, expanded to the query's. A block that extends past the last row may be
-    full; a block that extends past the last column may not.
-    """
-    b, h, q_len = query.shape[:3]
-    problem = Problem(b, h, q_len, key.size(2), *block_size, derivative_block)
-    device = query.device
-    backend = resolve_backend(backend, device)
-    if mods is None:
-        signature, mods = trace_mods(signature, torch.float32, device)
-    return plan_problem(
-        signature, mods, problem, device, backend, both, refine, meanwhile
-    )
-
-
 def plan_problem(
     signature: ModSignature,
     mods: CapturedMods,
@@ -186,7 +145,16 @@ def plan_problem(
     refine: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Tables:
-    """Return the tables of a problem for a traced mask."""
+    """Return the partial and the full blocks of each block of rows of a traced mask.
+
+    With `both`, blocks are also listed for each block of keys: in the `columns` of the
+    tables, or of those for derivatives if these have blocks of their own. `meanwhile`
+    is called while kernels are compiled.
+
+    If the mask is the same for all batches, or heads, tables have one batch, or head,
+    expanded to the problem's. A block that extends past the last row may be full; a
+    block that extends past the last column may not.
+    """
     plan = find_plan(signature, mods, problem, device, backend)
 
     def planning_of(problem: Problem) -> Planning:
@@ -288,7 +256,7 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
 
 def order(classes: Tensor, layout: TablesLayout, memory: Tensor, backend: str) -> None:
     """Fill the tables of `ordered`, in memory that starts with them."""
-    kernel = order_kernel(build_of(NO_CALL, classes.device, backend)).get()
+    kernel = order_kernels(build_of(NO_CALL, classes.device, backend))["order"]
     threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
     b, h = classes.shape[:2]
     kernel.run(b, h, layout.programs, [classes, memory], threads=threads)
@@ -296,29 +264,9 @@ def order(classes: Tensor, layout: TablesLayout, memory: Tensor, backend: str) -
 
 def start_order(device: torch.device, backend: str) -> None:
     """Start to compile the kernel."""
-    order_kernel(build_of(NO_CALL, device, backend))
+    order_kernels(build_of(NO_CALL, device, backend)).start("order")
 
 
-def order_kernel(build: Build) -> Background[Kernel]:
-    """Return the kernel, which is lowered and started to compile at first use."""
-    return _kernels.get(build, lambda: begun(build))
-
-
-def begun(build: Build) -> Background[Kernel]:
-    return Background(partial(compile_kernel, order_spec(build), build))
-
-
-def order_spec(build: Build) -> KernelSpec:
-    """Return the printed kernel, from the disk or lowered now."""
-    module = ModuleOp([build_order()])
-    name = f"plan-order-{kernel_key(module, build)}.json"
-    specs = load_specs(name)
-    if specs is None:
-        target = TARGETS[build.target].codegen
-        options = LoweringOptions(machine=build.machine)
-        passes = pipelines.to_planned_tile() + target.passes(options)
-        pipelines.run(passes, Context(), module)
-        module.verify()
-        specs = target.print_kernels(module)
-        store_specs(name, specs)
-    return specs[0]
+def order_kernels(build: Build) -> PlanKernels:
+    """Return the kernel `order`, by its name."""
+    return _kernels.get(build, lambda: PlanKernels(ModuleOp([build_order()]), build))

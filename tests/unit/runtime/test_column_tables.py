@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,12 +22,13 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
-from flexc.runtime.planner.plans import MOST_SUMMARIZED
+from flexc.runtime.kernels.driver import trace_mods
+from flexc.runtime.planner.plans import MOST_SUMMARIZED, Problem
 from flexc.runtime.planner.tables import (
     KINDS,
     column_tables,
     ordered,
-    plan_tables,
+    plan_problem,
     transposed,
 )
 from tests.support.block_tables import listed_blocks
@@ -158,28 +160,38 @@ def test_repeated_batches_and_heads_stay_repeated() -> None:
         assert tensor.stride(1) == 0
 
 
+def planned(
+    mask: Any,
+    query: Tensor,
+    key: Tensor,
+    block: tuple[int, int],
+    derived: tuple[int, int] | None = None,
+    refine: bool = False,
+    both: bool = False,
+) -> Tables:
+    """The tables of a mask."""
+    signature, mods = trace_mods(read_mods(None, mask), torch.float32, query.device)
+    batch, heads, q_len = query.shape[:3]
+    problem = Problem(batch, heads, q_len, key.size(2), *block, derived)
+    return plan_problem(signature, mods, problem, query.device, "cpp", both, refine)
+
+
 def test_planned_masks_are_planned_for_both() -> None:
     query, key = inputs()
-    signature = read_mods(None, document_mask)
-    tables = plan_tables(signature, query, key, BLOCK, refine=True, both=True)
+    tables = planned(document_mask, query, key, BLOCK, refine=True, both=True)
     assert tables.columns is not None
     verify(tables, tables.columns)
-    alone = plan_tables(signature, query, key, BLOCK, refine=True)
+    alone = planned(document_mask, query, key, BLOCK, refine=True)
     assert alone.columns is None
     verify(alone, column_tables(alone, query, key))
 
 
 @pytest.mark.parametrize("refine", [False, True])
 def test_derivatives_have_blocks_of_their_own(refine: bool) -> None:
-    query, key = inputs()
-    signature = read_mods(None, document_mask)
-
-    def planned(*blocks: tuple[int, int], both: bool) -> Tables:
-        return plan_tables(signature, query, key, *blocks, refine=refine, both=both)
-
+    made = partial(planned, document_mask, *inputs(), refine=refine)
     coarse = 48, 64
-    alone, derived = planned(BLOCK, both=False), planned(coarse, both=True)
-    both = planned(BLOCK, coarse, both=True)
+    alone, derived = made(BLOCK, both=False), made(coarse, both=True)
+    both = made(BLOCK, coarse, both=True)
     assert both.packed is not None
     for found in (both, both.packed.unpack(both.packed.tensor)):
         assert found.columns is None
@@ -190,7 +202,7 @@ def test_derivatives_have_blocks_of_their_own(refine: bool) -> None:
         assert found.derivative.columns is not None
         assert derived.columns is not None
         same(found.derivative.columns, derived.columns)
-    assert planned(BLOCK, coarse, both=False).derivative is None
+    assert made(BLOCK, coarse, both=False).derivative is None
 
 
 def same(tables: Tables, expected: Tables) -> None:
@@ -218,10 +230,9 @@ def test_all_kernels_list_the_same(columns: int) -> None:
 
     query = torch.randn(BATCH, HEADS, Q_LEN, 16)
     key = torch.randn(BATCH, HEADS, kv_len, 16)
-    signature = read_mods(None, mask_mod)
-    alone = plan_tables(signature, query, key, BLOCK)
-    both = plan_tables(signature, query, key, BLOCK, both=True)
-    exact = plan_tables(signature, query, key, BLOCK, refine=True)
+    alone = planned(mask_mod, query, key, BLOCK)
+    both = planned(mask_mod, query, key, BLOCK, both=True)
+    exact = planned(mask_mod, query, key, BLOCK, refine=True)
     assert both.columns is not None
     partial, full = found = listed(alone.tensors, ROWS, columns)
     assert all(map(torch.equal, found, listed(both.tensors, ROWS, columns)))
