@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -84,10 +84,6 @@ class DerivativeFacts:
         # The tiles of derivatives do not depend on the number of keys.
         self.proved = self.compiled.under(replace(proofs, few_keys=False))
 
-    def simple(self) -> flex.AttentionOp:
-        """Return the simplified attention op of the call."""
-        return self.proved.simple
-
     @property
     def listed(self) -> Sequence[Tensor]:
         """The tables that list the blocks of columns."""
@@ -120,7 +116,7 @@ class DerivativeFacts:
             None if columns is None else columns.block_size,
             tuple(self.facts([*self.listed, *moving]).items()),
         )
-        for way in ways(self.call, self.compiled.build, self.simple, along):
+        for way in ways(self.call, self.proved, along):
             program = program_for(self.proved, derivative, way)
             if not program.is_refused:
                 return program
@@ -136,7 +132,7 @@ class DerivativeFacts:
         for_gpu = self.call.computed_by.for_gpu
         if query.shape[:2] == key.shape[:2]:
             found["paired_heads"] = UnitAttr()
-        elif for_gpu and has_programs_of_heads(self.call, self.simple):
+        elif for_gpu and has_programs_of_heads(self.call, self.proved):
             found["per_query_head"] = UnitAttr()
         if for_gpu and query.size(2) % LENGTH_MULTIPLE == 0:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
@@ -250,31 +246,26 @@ LEAST_BUSY = 0.8
 """The share of the time in which a multiprocessor should run a program."""
 
 
-def has_programs_of_heads(
-    call: Attention, simple: Callable[[], flex.AttentionOp]
-) -> bool:
+def has_programs_of_heads(call: Attention, proved: Proved) -> bool:
     """Return True if gradients of keys that heads share have programs of each head.
 
     Programs that add to the query's gradient in a fixed order wait for each other, so
-    they should be short. `simple` returns the simplified attention op.
+    they should be short.
     """
-    return call.deterministic or has_few_programs(call.query, call.key, simple)
+    return call.deterministic or has_few_programs(call.query, call.key, proved)
 
 
-def has_few_programs(
-    query: Tensor, key: Tensor, simple: Callable[[], flex.AttentionOp]
-) -> bool:
+def has_few_programs(query: Tensor, key: Tensor, proved: Proved) -> bool:
     """Return True if too few programs own keys, and sums of all heads that read them.
 
     Programs of one query head are more and shorter. They add to sums in memory.
-    `simple` returns the simplified attention op.
     """
     batch, heads, kv_len = key.shape[:3]
     if query.numel() * kv_len < LEAST_WORK:
         return False
     programs = batch * heads * -(-kv_len // KEYS_OF_PROGRAM)
     available = multiprocessors(query.device)
-    ranges = simple().key_ranges
+    ranges = proved.simple.key_ranges
     if ranges is not None and ranges.growth.data == "none":
         longest = -(-programs // available)  # All programs are equally long.
     else:
@@ -307,7 +298,7 @@ def program_for(proved: Proved, derivative: Derivative, one_pass: OnePass) -> Pr
     if key not in programs:
         expanded = derivative_module(proved.module, derivative)
         expand(expanded, one_pass)
-        roles = may_have_roles(proved.build, lambda: proved.simple, derivative.along)
+        roles = may_have_roles(proved, derivative.along)
         program = Program(expanded, compiler_for(proved.build, roles))
         program.start()
         programs[key] = program
@@ -338,36 +329,28 @@ def roles_of(op: flex.PairSumsOp) -> Roles:
     return "may" if is_plain else "cannot"
 
 
-def ways(
-    call: Attention,
-    build: Build,
-    simple: Callable[[], flex.AttentionOp],
-    along: Sequence[str],
-) -> list[OnePass]:
+def ways(call: Attention, proved: Proved, along: Sequence[str]) -> list[OnePass]:
     """Return which kernels may compute a derivative, the preferred ones first.
-
-    `simple` returns the simplified attention op.
 
     A GPU needs a schedule with roles to add to sums by column, and registers that hold
     two sums of rows that are not wide. Tables may list blocks in any order, so programs
     cannot add to these sums in a fixed order.
     """
+    build = proved.build
     if not build.for_gpu:
         return [target_named(build.target).one_pass]
     if build.call.widest > WIDE or (call.deterministic and call.tables is not None):
         return ["none"]
-    return ["keys", "none"] if may_have_roles(build, simple, along) else ["none"]
+    return ["keys", "none"] if may_have_roles(proved, along) else ["none"]
 
 
-def may_have_roles(
-    build: Build, simple: Callable[[], flex.AttentionOp], along: Sequence[str]
-) -> bool:
+def may_have_roles(proved: Proved, along: Sequence[str]) -> bool:
     """Return True if kernels of a derivative may have a schedule with roles.
 
     None has registers for indices that are computed for each pair, and to find that out
     takes a compiler up to half a minute.
     """
-    build = replace(build, tiles=NO_OPTIONS, derivative=True, roles="must")
+    build = replace(proved.build, tiles=NO_OPTIONS, derivative=True, roles="must")
     if along or not build.for_gpu or obstacle_to_roles(build) is not None:
         return False
-    return not CaptureIndices(simple().score_mod).are_computed_for_pairs()
+    return not CaptureIndices(proved.simple.score_mod).are_computed_for_pairs()

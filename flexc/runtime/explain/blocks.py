@@ -133,7 +133,7 @@ def lead_of(subject: Subject) -> tuple[int, int]:
 
 def by_segments(subject: Subject, size: tuple[int, int]) -> Tensor:
     """Return the classes by running the segments of a kernel with tiles of a size."""
-    module = subject.module.clone()
+    module = subject.proved.module.clone()
     convert = ConvertFlexToBlocksparsePass("cpp", *size, trimmed=False)
     pipelines.run(pipelines.to_blocksparse(convert), Context(), module)
     segments = [o for o in module.walk() if isinstance(o, blocksparse.SegmentOp)]
@@ -195,7 +195,7 @@ def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:
     problem = Problem(*subject.sizes, *size)
     device = call.query.device
     backend = resolve_backend("auto", device)
-    plan = find_plan(call.signature, subject.compiled.mods, problem, device, backend)
+    plan = find_plan(call.signature, call.trace(), problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.of(plan, call.signature, problem, device, whole)
     classes = planning.classify(0, problem.rows).cpu()

@@ -140,11 +140,11 @@ def gradients_of(subject: Subject) -> GradientFacts:
 
 def computes_in_one_pass(subject: Subject) -> bool:
     """Return True if a GPU's kernel adds to the query's gradient in memory."""
-    call, build = subject.call, subject.compiled.build
+    call = subject.call
     wants = call.query.requires_grad, call.key.requires_grad or call.value.requires_grad
-    if not (build.for_gpu and all(wants)):
+    if not (subject.proved.build.for_gpu and all(wants)):
         return False
-    return "keys" in ways(call, build, lambda: subject.simple, ())
+    return "keys" in ways(call, subject.proved, ())
 
 
 def adds_by_head(subject: Subject, one_pass: bool) -> bool:
@@ -152,9 +152,9 @@ def adds_by_head(subject: Subject, one_pass: bool) -> bool:
     call = subject.call
     wants = call.key.requires_grad or call.value.requires_grad
     shares = call.query.shape[:2] != call.key.shape[:2]
-    if not (wants and shares and subject.compiled.build.for_gpu):
+    if not (wants and shares and subject.proved.build.for_gpu):
         return False
-    has_own = has_programs_of_heads(call, lambda: subject.simple)
+    has_own = has_programs_of_heads(call, subject.proved)
     return has_own and (one_pass or not call.deterministic)
 
 
@@ -246,7 +246,7 @@ def queries_of_keys(subject: Subject) -> tuple[BlockSource, str]:
         case "bounds":
             pass
     op = key_value_sums(subject)
-    build = replace(subject.compiled.build, tiles=NO_OPTIONS, derivative=True)
+    build = replace(subject.proved.build, tiles=NO_OPTIONS, derivative=True)
     convert = convert_for(build)
     tile = convert.pair_sums_sizes(op)
     match ranges_for(op, tile.block_m, tile.block_n):

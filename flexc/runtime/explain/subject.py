@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, Literal
 
 from torch import Tensor
-from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
 from flexc.dialects.flex import KeyRangesAttr
@@ -24,7 +23,7 @@ from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
 from flexc.runtime.attention.run import count_splits
 from flexc.runtime.autograd.template import outputs_with_lse
-from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec
+from flexc.runtime.kernels.driver import Compiled, Proved, convert_for, known_spec
 from flexc.runtime.kernels.proofs import (
     MIN_PLANNED_PAIRS,
     Given,
@@ -45,14 +44,11 @@ class Subject:
 
     call: Attention
     """The call, with the tables of its BlockMask if it has one."""
-    compiled: Compiled
-    """The kernels of the call without tables."""
+    proved: Proved
+    """The module of the call without tables, as the user wrote the mods, with the
+    proved facts of the call.
+    """
     captures: Sequence[Any]
-    module: ModuleOp
-    """The module as the user wrote the mods, with the proved facts of the call."""
-    simple: flex.AttentionOp
-    """The attention op as analyses read it."""
-    reading: MaskReading
     schedule: Schedule | None = None
     """The schedule of the call's GPU kernel; None stands for the preferred schedule."""
 
@@ -61,9 +57,7 @@ class Subject:
         call = call.with_traced()
         compiled = replace(call, tables=None).compiled()
         captures = compiled.attention.arguments(call.signature.captures)
-        proved = compiled.proved(call.sizes, captures)
-        module, simple, reading = proved.module, proved.simple, proved.mask
-        return cls(call, compiled, captures, module, simple, reading)
+        return cls(call, compiled.proved(call.sizes, captures), captures)
 
     @cached_property
     def few_rows(self) -> tuple[int, int] | None:
@@ -74,7 +68,16 @@ class Subject:
 
     @property
     def written(self) -> flex.AttentionOp:
-        return attention_of(self.module)
+        return attention_of(self.proved.module)
+
+    @property
+    def simple(self) -> flex.AttentionOp:
+        """The attention op as analyses read it."""
+        return self.proved.simple
+
+    @property
+    def reading(self) -> MaskReading:
+        return self.proved.mask
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -164,13 +167,13 @@ class Subject:
             return replace(self.tile_of(None), block_m=self.few_rows[1])
         if self.schedule is None:
             return self.reading.tile
-        convert = convert_for(self.compiled.build, self.schedule)
+        convert = convert_for(self.proved.build, self.schedule)
         return convert.tile_sizes(self.simple)
 
     @property
     def reads_values_from_keys(self) -> bool:
         """True if a tile of keys also serves as values."""
-        convert = convert_for(self.compiled.build, self.schedule)
+        convert = convert_for(self.proved.build, self.schedule)
         return convert.reads_values_from_keys(self.simple)
 
     @property
@@ -196,7 +199,7 @@ class Subject:
             short_rows=may_be_short,
             rows=self.few_rows and prod(self.few_rows),
         )
-        chosen = convert_for(self.compiled.build, self.schedule).choose(shape)
+        chosen = convert_for(self.proved.build, self.schedule).choose(shape)
         return replace(chosen, **asked)
 
     @property
