@@ -45,7 +45,7 @@ BOUNDING = ("sge", "sle", "sgt", "slt", "eq")
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearInColumn:
     """A number that is `column` times the column, plus signed terms and a constant."""
 
     column: int = 0
@@ -53,9 +53,9 @@ class Linear:
     """Values outside of the map that do not vary along columns, each with its sign."""
     constant: int = 0
 
-    def plus(self, other: Linear, sign: int) -> Linear:
+    def plus(self, other: LinearInColumn, sign: int) -> LinearInColumn:
         others = tuple((sign * s, v) for s, v in other.terms)
-        return Linear(
+        return LinearInColumn(
             self.column + sign * other.column,
             self.terms + others,
             self.constant + sign * other.constant,
@@ -68,10 +68,10 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Bound:
+class ColumnBound:
     """A column at which the elements that are kept start or end."""
 
-    at: Linear
+    at: LinearInColumn
     is_end: bool
 
 
@@ -92,7 +92,7 @@ def settled(op: tile.MapOp, value: SSAValue) -> tuple[tile.MapOp, SSAValue]:
     """Return the map over columns alone that computes a value, if there is one."""
     while isinstance(value, BlockArgument):
         source, span = outer(op, value)
-        if span != columns_of(op) or not isinstance(source, OpResult):
+        if span != column_dims(op) or not isinstance(source, OpResult):
             break
         if not isinstance(source.owner, tile.MapOp):
             break
@@ -100,27 +100,27 @@ def settled(op: tile.MapOp, value: SSAValue) -> tuple[tile.MapOp, SSAValue]:
     return op, value
 
 
-def columns_of(op: tile.MapOp) -> tuple[int]:
+def column_dims(op: tile.MapOp) -> tuple[int]:
     """Return the dimension of columns in a map over a matrix or over its columns."""
     return (len(op.shape) - 1,)
 
 
-def linear(op: tile.MapOp, value: SSAValue) -> Linear | None:
+def linear_in_column(op: tile.MapOp, value: SSAValue) -> LinearInColumn | None:
     """Return a number of a map's region as a linear function of the column, or None."""
     op, value = settled(op, value)
     if (number := int_constant(value)) is not None:
-        return Linear(constant=number)
+        return LinearInColumn(constant=number)
     if isinstance(value, BlockArgument):
         source, span = outer(op, value)
-        if span == columns_of(op) and isinstance(source.owner, tile.IotaOp):
-            return Linear(1, ((1, (source.owner.start, UNIFORM)),))
-        uniform = not set(columns_of(op)) & set(span)
-        return Linear(terms=((1, (source, span)),)) if uniform else None
+        if span == column_dims(op) and isinstance(source.owner, tile.IotaOp):
+            return LinearInColumn(1, ((1, (source.owner.start, UNIFORM)),))
+        uniform = not set(column_dims(op)) & set(span)
+        return LinearInColumn(terms=((1, (source, span)),)) if uniform else None
     match value.owner:
         case arith.ExtSIOp(input=inner):
-            return linear(op, inner)
+            return linear_in_column(op, inner)
         case arith.AddiOp(lhs=a, rhs=b) | arith.SubiOp(lhs=a, rhs=b):
-            first, second = linear(op, a), linear(op, b)
+            first, second = linear_in_column(op, a), linear_in_column(op, b)
             if not (first and second and first.is_exact and second.is_exact):
                 return None
             sign = 1 if isinstance(value.owner, arith.AddiOp) else -1
@@ -129,10 +129,10 @@ def linear(op: tile.MapOp, value: SSAValue) -> Linear | None:
             return None
 
 
-def bounds(op: tile.MapOp, condition: SSAValue) -> Sequence[Bound | Flag] | None:
+def bounds(op: tile.MapOp, condition: SSAValue) -> Sequence[ColumnBound | Flag] | None:
     """Return the bounds of the columns for which a condition holds, or None."""
     if isinstance(condition, BlockArgument):
-        if not set(columns_of(op)) & set(op.span(condition.index)):
+        if not set(column_dims(op)) & set(op.span(condition.index)):
             return [Flag(outer(op, condition))]
         by_column, value = settled(op, condition)
         if value is condition:
@@ -143,7 +143,7 @@ def bounds(op: tile.MapOp, condition: SSAValue) -> Sequence[Bound | Flag] | None
     if not isinstance(compare, arith.CmpiOp):
         return None
     predicate = predicate_of(compare)
-    a, b = linear(op, compare.lhs), linear(op, compare.rhs)
+    a, b = linear_in_column(op, compare.lhs), linear_in_column(op, compare.rhs)
     if a is None or b is None or predicate not in BOUNDING:
         return None
     if not all(side.is_exact or not side.column for side in (a, b)):
@@ -153,16 +153,16 @@ def bounds(op: tile.MapOp, condition: SSAValue) -> Sequence[Bound | Flag] | None
         case -1:
             at, predicate = replace(difference, column=0), exchanged(predicate)
         case 1:
-            at = Linear().plus(replace(difference, column=0), -1)
+            at = LinearInColumn().plus(replace(difference, column=0), -1)
         case _:
             return None
     after = replace(at, constant=at.constant + 1)
     return {
-        "sge": [Bound(at, False)],
-        "sgt": [Bound(after, False)],
-        "sle": [Bound(after, True)],
-        "slt": [Bound(at, True)],
-        "eq": [Bound(at, False), Bound(after, True)],
+        "sge": [ColumnBound(at, False)],
+        "sgt": [ColumnBound(after, False)],
+        "sle": [ColumnBound(after, True)],
+        "slt": [ColumnBound(at, True)],
+        "eq": [ColumnBound(at, False), ColumnBound(after, True)],
     }[predicate]
 
 
@@ -187,7 +187,7 @@ def keep_columns(op: tile.MapOp, number: int) -> None:
     conditions = list(conjuncts(select.cond))
     found = {c: b for c in conditions if (b := bounds(op, c)) is not None}
     kept = [b for each in found.values() for b in each]
-    if not any(isinstance(b, Bound) for b in kept):
+    if not any(isinstance(b, ColumnBound) for b in kept):
         return
     assert isinstance(end_of_block, flex.YieldOp)
     inner, selected = ScalarCode(InsertPoint.before(end_of_block)), select.lhs
@@ -206,13 +206,15 @@ def keep_columns(op: tile.MapOp, number: int) -> None:
     Rewriter.insert_op(keep, InsertPoint.after(op))
 
 
-def write_bounds(op: tile.MapOp, found: Sequence[Bound | Flag]) -> list[SSAValue]:
+def write_bounds(op: tile.MapOp, found: Sequence[ColumnBound | Flag]) -> list[SSAValue]:
     """Write the first column that is kept of each row and the one after the last."""
     rows, columns = op.shape
     code, sides = ScalarCode(InsertPoint.before(op)), list[SSAValue]()
     for is_end in (False, True):
         flags = [f.value for f in found if isinstance(f, Flag) and is_end]
-        ends = [b.at for b in found if isinstance(b, Bound) and b.is_end == is_end]
+        ends = [
+            b.at for b in found if isinstance(b, ColumnBound) and b.is_end == is_end
+        ]
         if ends or flags:
             sides.append(write_side(code, op.shape, ends, flags, is_end))
         else:
@@ -224,7 +226,7 @@ def write_bounds(op: tile.MapOp, found: Sequence[Bound | Flag]) -> list[SSAValue
 def write_side(
     code: ScalarCode,
     shape: Sequence[int],
-    ends: Sequence[Linear],
+    ends: Sequence[LinearInColumn],
     flags: Sequence[Input],
     is_end: bool,
 ) -> SSAValue:
@@ -263,7 +265,7 @@ def wide(code: ScalarCode, value: SSAValue) -> SSAValue:
     return code.min(code.max(value, least), most)
 
 
-def is_matrix(op: tile.MapOp) -> bool:
+def is_in_registers(op: tile.MapOp) -> bool:
     """Return True if a map computes a tile as a product has it in registers."""
     return len(op.shape) == 2 and 8 <= op.shape[1] <= MOST_COLUMNS
 
@@ -277,6 +279,6 @@ class TileKeepColumnsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         roles = [role for role in op.walk() if isinstance(role, RoleOp)]
         for inner in [o for role in roles for o in role.walk()]:
-            if isinstance(inner, tile.MapOp) and is_matrix(inner):
+            if isinstance(inner, tile.MapOp) and is_in_registers(inner):
                 for number in range(len(inner.results)):
                     keep_columns(inner, number)
