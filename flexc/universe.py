@@ -28,7 +28,8 @@ PACKAGE = Path(__file__).parent
 DIALECT = r'^(?P<object>\w+) = Dialect\(\s*"(?P<name>\w+)"'
 PASS = r'^class (?P<object>\w+Pass)\((?:\n(?!class )|.)*?^    name = "(?P<name>[\w-]+)"'
 TARGET = (
-    r'^class (?P<object>\w+)\(Target\)(?:\n(?!class )|.)*?^    name = "(?P<name>\w+)"'
+    r"^class (?P<object>\w+)\(SourceTarget\)(?:\n(?!class )|.)*?"
+    r'^    name = "(?P<name>\w+)"'
 )
 
 

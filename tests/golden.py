@@ -96,7 +96,7 @@ def planning(backend: str) -> Make:
         signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, CPU)
         problem = checked_problem((2, 2, SIDE, SIDE), 128)
         build = plans.build_for(signature, problem, CPU, backend)
-        plan = plans.Plan(mods, replace(build, machine="avx512"))
+        plan = plans.MaskPlan(mods, replace(build, machine="avx512"))
         return plans.lower(plan.attention.module, plan.build)
 
     return make

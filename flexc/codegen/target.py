@@ -11,7 +11,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
 from xdsl.passes import ModulePass
-from xdsl.utils import target
+from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.source_printer import SourcePrinter
@@ -23,11 +23,8 @@ from flexc.passes.targets.target import LoweringOptions
 
 
 @dataclass(frozen=True)
-class Target(target.Target):
-    """A target that prints the kernels of a module.
-
-    Another class, `flexc.passes.targets.target.Target`, has its limits and tile sizes.
-    """
+class SourceTarget(Target):
+    """A target that prints the kernels of a module as source."""
 
     printer: ClassVar[type[SourcePrinter]]
 

@@ -15,7 +15,7 @@ from xdsl.parser import Parser
 from xdsl.passes import ModulePass
 
 from flexc import universe
-from flexc.codegen.cpp.target import CppTarget
+from flexc.codegen.cpp.target import CppSourceTarget
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
 from flexc.passes.cpu.tile_assign_buffers import (
@@ -68,7 +68,7 @@ def run_passes(
     for each in passes:
         each.apply(ctx, module)
         module.verify()
-    (spec,) = CppTarget().print_kernels(module)
+    (spec,) = CppSourceTarget().print_kernels(module)
     return spec
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from xdsl.passes import ModulePass
 
-from flexc.codegen.cpp.target import CppTarget
+from flexc.codegen.cpp.target import CppSourceTarget
 from flexc.passes import pipelines
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
@@ -89,7 +89,7 @@ def test_the_interpreter_sums_at_every_level(target: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_cpp_sums(dtype: torch.dtype) -> None:
-    (spec,) = CppTarget().print_kernels(lowered(dtype, pipelines.to_cpp()))
+    (spec,) = CppSourceTarget().print_kernels(lowered(dtype, pipelines.to_cpp()))
     x = matrix(dtype)
     out = torch.zeros_like(summed(x))
     Kernel(spec)(x, [x, out])
@@ -99,9 +99,9 @@ def test_cpp_sums(dtype: torch.dtype) -> None:
 @pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_triton_sums(dtype: torch.dtype) -> None:
-    from flexc.codegen.triton.target import TritonTarget
+    from flexc.codegen.triton.target import TritonSourceTarget
 
-    (spec,) = TritonTarget().print_kernels(lowered(dtype, pipelines.to_triton()))
+    (spec,) = TritonSourceTarget().print_kernels(lowered(dtype, pipelines.to_triton()))
     x = matrix(dtype)
     out = torch.zeros_like(summed(x))
     Kernel(spec)(x, [x, out])

@@ -17,7 +17,7 @@ from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.planner import plans, tables
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
-from flexc.runtime.planner.plans import Plan, build_for, lower
+from flexc.runtime.planner.plans import MaskPlan, build_for, lower
 from flexc.runtime.process.recent import Recent
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
@@ -40,7 +40,7 @@ def specs_of(case: str, target: str = "sm90") -> list[KernelSpec]:
     signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, CPU)
     problem = checked_problem((2, 2, 256, 256), 128)
     build = build_for(signature, problem, CPU, "triton")
-    plan = Plan(mods, replace(build, capability=CAPABILITY[target]))
+    plan = MaskPlan(mods, replace(build, capability=CAPABILITY[target]))
     with vendor_of(target):
         return lower(plan.attention.module, plan.build)
 

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from flexc import universe
-from flexc.codegen.cpp.target import CppTarget
+from flexc.codegen.cpp.target import CppSourceTarget
 from flexc.dialects.tile import KernelOp
 from flexc.errors import ScheduleError
 from flexc.passes import pipelines
@@ -134,7 +134,7 @@ def contents(module: ModuleOp) -> list[Any]:
 
 def run_cpp(module: ModuleOp, args: Sequence[Any]) -> list[Tensor]:
     """Compile and run the kernel that passes for C++ made of a module."""
-    (spec,), call = CppTarget().print_kernels(module), list(args)
+    (spec,), call = CppSourceTarget().print_kernels(module), list(args)
     (kernel,) = (op for op in module.ops if isinstance(op, KernelOp))
     outputs = add_outputs(kernel, call)
     Kernel(spec)(call[0], call)

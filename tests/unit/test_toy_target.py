@@ -13,7 +13,7 @@ from xdsl.ir import Operation
 
 from flexc import flex_attention
 from flexc.codegen.source_printer import PythonPrinter
-from flexc.codegen.target import Target
+from flexc.codegen.target import SourceTarget
 from flexc.dialects import tile
 from flexc.passes import pipelines, targets
 from flexc.passes.targets.target import TileSizes
@@ -108,7 +108,7 @@ class ToyPrinter(PythonPrinter):
             self.assign(result, text if op.shape else f"{function}()[{i}]")
 
 
-class ToyTarget(targets.Target, Target, KernelTarget):
+class ToyTarget(targets.Target, SourceTarget, KernelTarget):
     """Small tiles, whose sizes need not be powers of 2, and programs run one by one."""
 
     name = "toy"
@@ -123,7 +123,7 @@ class ToyTarget(targets.Target, Target, KernelTarget):
         return pipelines.TIDY
 
     @property
-    def codegen(self) -> Target:
+    def codegen(self) -> SourceTarget:
         return self
 
     def load(self, spec: Any) -> Any:

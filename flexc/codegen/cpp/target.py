@@ -26,7 +26,7 @@ from xdsl.utils.hints import isa
 from flexc.codegen.cpp.map_printer import COMBINE, MapPlan, MapPrinter
 from flexc.codegen.cpp.shared_templates import shared_templates, tile_registers
 from flexc.codegen.cpp.spelling import buffer_type, memory_type, scalar_type
-from flexc.codegen.target import Target
+from flexc.codegen.target import SourceTarget
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import BUFFERS, BufferAttr, RegisterTileAttr, TileType
@@ -466,7 +466,7 @@ def _param_type(type_: Attribute) -> str:
 
 
 @dataclass(frozen=True)
-class CppTarget(Target):
+class CppSourceTarget(SourceTarget):
     """A target that prints each kernel of a module as a C++ source file."""
 
     name = "cpp"

@@ -20,7 +20,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.utils.hints import isa
 
-from flexc.codegen.target import Target
+from flexc.codegen.target import SourceTarget
 from flexc.codegen.triton.scalar_rules import GLUON, Language
 from flexc.codegen.triton.tile_printer import TilePrinter
 from flexc.dialects import tile
@@ -472,7 +472,7 @@ def roles_of(kernel: tile.KernelOp) -> list[schedule.RoleOp]:
 
 
 @dataclass(frozen=True)
-class GluonTarget(Target):
+class GluonSourceTarget(SourceTarget):
     """A target that prints each kernel of a module as Gluon source."""
 
     name = "gluon"

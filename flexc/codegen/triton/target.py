@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import FixedBitwidthType, StringAttr
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
-from flexc.codegen.target import Target
+from flexc.codegen.target import SourceTarget
 from flexc.codegen.triton.scalar_rules import TRITON, Language
 from flexc.codegen.triton.tile_printer import TilePrinter
 from flexc.dialects import tile
@@ -97,7 +97,7 @@ def _bytes_read(loop: scf.ForOp) -> int:
 
 
 @dataclass(frozen=True)
-class TritonTarget(Target):
+class TritonSourceTarget(SourceTarget):
     """A target that prints each kernel of a module as Triton source."""
 
     name = "triton"

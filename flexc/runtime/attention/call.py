@@ -32,7 +32,7 @@ from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
 from flexc.runtime.kernels.driver import Compiled, Proved, trace_mods
 from flexc.runtime.kernels.proofs import MaskReading
-from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.plans import PlanningProblem
 from flexc.runtime.planner.tables import column_tables, plan_problem
 from flexc.runtime.tapes.gpus import (
     HOPPER,
@@ -253,7 +253,7 @@ class Attention:
         return plan_problem(
             signature,
             mods,
-            Problem(*self.sizes, *block, derived),
+            PlanningProblem(*self.sizes, *block, derived),
             device,
             self.backend,
             both,

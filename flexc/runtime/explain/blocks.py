@@ -26,7 +26,7 @@ from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.interpreters import run_region
-from flexc.runtime.planner.plans import Planning, Problem, find_plan
+from flexc.runtime.planner.plans import Planning, PlanningProblem, find_plan
 
 __all__ = ["DEAD", "FULL", "PARTIAL", "Blocks", "Rows", "Run", "find_blocks"]
 
@@ -192,7 +192,7 @@ def arange(n: int) -> Tensor:
 def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:
     """Return the classes by running the planner, as `flex_attention` does."""
     call = subject.call
-    problem = Problem(*subject.sizes, *size)
+    problem = PlanningProblem(*subject.sizes, *size)
     device = call.query.device
     backend = resolve_backend("auto", device)
     plan = find_plan(call.signature, call.trace(), problem, device, backend)

@@ -90,7 +90,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Problem(Pairs):
+class DenseProblem(Pairs):
     """The operands of one attention op."""
 
     query: Tensor
@@ -103,7 +103,7 @@ class Problem(Pairs):
     """The number of splits of each row's keys, or None."""
 
     @classmethod
-    def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
+    def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> DenseProblem:
         query, key, value, scale, *rest = args
         splits = None if op.splits is None else int(rest.pop())
         value_scale = None if op.value_scale is None else rest.pop()
@@ -154,7 +154,7 @@ def evaluate_mask(interpreter: Interpreter, mask_mod: Region, problem: Pairs) ->
 def attend_splits(
     interpreter: Interpreter,
     op: AttentionLike,
-    problem: Problem,
+    problem: DenseProblem,
     live: Callable[[Share], Tensor],
     compute_dtype: torch.dtype | None,
 ) -> tuple[Tensor, ...]:
@@ -176,7 +176,7 @@ def attend_splits(
 def attend(
     interpreter: Interpreter,
     op: AttentionLike,
-    problem: Problem,
+    problem: DenseProblem,
     live: Tensor,
     compute_dtype: torch.dtype | None,
 ) -> tuple[Tensor, ...]:
@@ -240,7 +240,7 @@ class FlexFunctions(InterpreterFunctions):
     def run_attention(
         self, interpreter: Interpreter, op: flex.AttentionOp, args: PythonValues
     ) -> PythonValues:
-        problem = Problem.of(op, args)
+        problem = DenseProblem.of(op, args)
         pairs = live_pairs(interpreter, op, problem)
 
         def live(share: Share) -> Tensor:

@@ -23,8 +23,8 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import blocksparse
 from flexc.runtime.interpreters.attention import (
+    DenseProblem,
     Pairs,
-    Problem,
     Share,
     attend_splits,
     evaluate_mask,
@@ -52,7 +52,7 @@ class BlockSparseFunctions(InterpreterFunctions):
             raise InterpretationError(
                 "blocks that begin with sequences have no interpreter; run the kernel"
             )
-        problem = Problem.of(op, args)
+        problem = DenseProblem.of(op, args)
 
         def live(share: Share) -> Tensor:
             return visited_pairs(interpreter, op, problem, share=share)

@@ -27,7 +27,7 @@ from xdsl.ir import SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE
 from flexc.dialects.flex.pair_sums import is_float_tensor
-from flexc.runtime.interpreters.attention import Problem, live_pairs
+from flexc.runtime.interpreters.attention import DenseProblem, live_pairs
 from flexc.runtime.interpreters.scalar import (
     ControlFunctions,
     ScalarFunctions,
@@ -96,7 +96,7 @@ class Recorded:
         inputs = leaf(op.query), leaf(op.key), leaf(op.value)
         captures = [leaf(v) for v in op.captures]
         tables = [values[v] for v in op.tables]
-        problem = Problem(*inputs, values[op.scale], captures, tables)
+        problem = DenseProblem(*inputs, values[op.scale], captures, tables)
         problem.verify_facts(op)
         results = attend_recorded(interpreter, op, problem, dtype)
         names = ["query", "key", "value"]
@@ -207,7 +207,7 @@ def sum_of_products(gradients: Tensors, tangents: Tensors) -> Tensor:
 def attend_recorded(
     interpreter: Interpreter,
     op: flex.WithMods,
-    problem: Problem,
+    problem: DenseProblem,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse, which do not depend on dead pairs.
@@ -225,7 +225,7 @@ def attend_recorded(
 
 
 def modified(
-    interpreter: Interpreter, op: flex.WithMods, problem: Problem, scores: Tensor
+    interpreter: Interpreter, op: flex.WithMods, problem: DenseProblem, scores: Tensor
 ) -> Tensor:
     """Return `score_mod` of the scores of live pairs, and -inf at dead pairs.
 
@@ -241,7 +241,7 @@ def modified(
 def _modify(
     interpreter: Interpreter,
     op: flex.WithMods,
-    problem: Problem,
+    problem: DenseProblem,
     scores: Tensor,
     live: Tensor,
 ) -> Tensor:
@@ -282,6 +282,6 @@ class RecordedFlexFunctions(InterpreterFunctions):
     def run_attention(
         self, interpreter: Interpreter, op: flex.AttentionOp, args: PythonValues
     ) -> PythonValues:
-        problem = Problem.of(op, args)
+        problem = DenseProblem.of(op, args)
         out, lse = attend_recorded(interpreter, op, problem)
         return out.to(problem.query.dtype), lse

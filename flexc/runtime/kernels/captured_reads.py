@@ -39,7 +39,7 @@ from flexc.passes.scalar.ranges.index_proofs import captures_inside
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import meant, spell
 from flexc.passes.targets.target import next_power_of_2
-from flexc.runtime.interpreters.attention import Problem, listed
+from flexc.runtime.interpreters.attention import DenseProblem, listed
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
 from flexc.runtime.kernels.proofs import Given, attention_of, known_of
@@ -153,7 +153,7 @@ class CapturedReads:
         """
         op = self.attention
         inputs = [v for v in op.operands if isinstance(v, BlockArgument)]
-        problem = Problem.of(op, [as_value(args[v.index], v.type) for v in inputs])
+        problem = DenseProblem.of(op, [as_value(args[v.index], v.type) for v in inputs])
         partial, full = _visited_pairs(op, problem)
         key = problem.for_query_heads(problem.key).float().mT
         step = max(MAX_PAIRS // max(math.prod(problem.shape) // problem.shape[2], 1), 1)
@@ -172,7 +172,9 @@ class CapturedReads:
             score.check_numbers(live & ~_is_bad(scores))
 
 
-def _visited_pairs(op: flex.AttentionOp, problem: Problem) -> tuple[Tensor, Tensor]:
+def _visited_pairs(
+    op: flex.AttentionOp, problem: DenseProblem
+) -> tuple[Tensor, Tensor]:
     """Return the pairs whose mask is evaluated, and those that are live without it."""
     never = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=problem.device)
     if op.sparse_block is None:

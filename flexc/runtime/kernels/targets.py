@@ -19,7 +19,7 @@ from flexc.runtime.tapes.gpus import HOPPER
 from flexc.runtime.tapes.tape import Loaded
 
 if TYPE_CHECKING:
-    from flexc.codegen.target import Target
+    from flexc.codegen.target import SourceTarget
     from flexc.runtime.kernels.build import Build
 
 
@@ -30,7 +30,7 @@ class KernelTarget(ABC):
 
     @property
     @abstractmethod
-    def codegen(self) -> Target:
+    def codegen(self) -> SourceTarget:
         """The passes before printing, and the printer."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class KernelTarget(ABC):
         return []
 
 
-class GpuTarget(KernelTarget):
+class GpuKernelTarget(KernelTarget):
     """A target whose kernels Triton compiles."""
 
     def options(self, build: Build) -> LoweringOptions:
@@ -76,16 +76,16 @@ class GpuTarget(KernelTarget):
         return *super().key(build), *facts, assembler
 
 
-class TritonTarget(GpuTarget):
+class TritonKernelTarget(GpuKernelTarget):
     """Kernels whose warps run the same code."""
 
     name = "triton"
 
     @property
-    def codegen(self) -> Target:
-        from flexc.codegen.triton.target import TritonTarget
+    def codegen(self) -> SourceTarget:
+        from flexc.codegen.triton.target import TritonSourceTarget
 
-        return TritonTarget()
+        return TritonSourceTarget()
 
     def load(self, spec: KernelSpec) -> Loaded:
         from flexc.runtime.kernels.triton_loader import TritonKernel
@@ -100,16 +100,16 @@ class TritonTarget(GpuTarget):
         return TRITON.find_problems(spec, build, most_spilled)
 
 
-class GluonTarget(GpuTarget):
+class GluonKernelTarget(GpuKernelTarget):
     """Kernels whose warps have roles."""
 
     name = "gluon"
 
     @property
-    def codegen(self) -> Target:
-        from flexc.codegen.gluon.target import GluonTarget
+    def codegen(self) -> SourceTarget:
+        from flexc.codegen.gluon.target import GluonSourceTarget
 
-        return GluonTarget()
+        return GluonSourceTarget()
 
     def load(self, spec: KernelSpec) -> Loaded:
         from flexc.runtime.kernels.gluon_loader import GluonKernel
@@ -124,16 +124,16 @@ class GluonTarget(GpuTarget):
         return GLUON.find_problems(spec, build, most_spilled)
 
 
-class CppTarget(KernelTarget):
+class CppKernelTarget(KernelTarget):
     """Kernels of the host."""
 
     name = "cpp"
 
     @property
-    def codegen(self) -> Target:
-        from flexc.codegen.cpp.target import CppTarget
+    def codegen(self) -> SourceTarget:
+        from flexc.codegen.cpp.target import CppSourceTarget
 
-        return CppTarget()
+        return CppSourceTarget()
 
     def load(self, spec: KernelSpec) -> Loaded:
         from flexc.runtime.kernels.cpp_loader import load_cpp
@@ -142,5 +142,6 @@ class CppTarget(KernelTarget):
 
 
 TARGETS: dict[str, KernelTarget] = {
-    target.name: target for target in (TritonTarget(), GluonTarget(), CppTarget())
+    target.name: target
+    for target in (TritonKernelTarget(), GluonKernelTarget(), CppKernelTarget())
 }

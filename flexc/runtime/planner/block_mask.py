@@ -20,7 +20,7 @@ from flexc.runtime.inputs.wrappers import check_captured, check_runs, tracing
 from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.planner.plans import (
     Planning,
-    Problem,
+    PlanningProblem,
     expanded,
     find_plan,
     whole_blocks,
@@ -142,7 +142,7 @@ def _create(
 
 def plan_block_mask(
     mask_mod: MaskMod,
-    problem: Problem,
+    problem: PlanningProblem,
     device: torch.device,
     backend: str = "auto",
     refine: bool = True,
@@ -171,7 +171,7 @@ def plan_block_mask(
 def planned_tables(
     signature: ModSignature,
     mods: CapturedMods,
-    problem: Problem,
+    problem: PlanningProblem,
     device: torch.device,
     backend: str,
     refine: bool,
@@ -188,7 +188,7 @@ def planned_tables(
 
 def checked_problem(
     sizes: tuple[int, int, int, int], block_size: int | tuple[int, int]
-) -> Problem:
+) -> PlanningProblem:
     names = ("B", "H", "Q_LEN", "KV_LEN")
     for name, size in zip(names, sizes, strict=True):
         if type(size) is not int or not 1 <= size <= MAX_LENGTH:
@@ -202,7 +202,7 @@ def checked_problem(
             "BLOCK_SIZE expects an integer of 1 to 1048576, or a pair of them for rows "
             f"and columns, got {block_size!r}"
         )
-    return Problem(*sizes, *pair)
+    return PlanningProblem(*sizes, *pair)
 
 
 def check_gpu(device: torch.device) -> None:

@@ -63,7 +63,7 @@ PARTS: dict[str, Printed] = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlanningProblem:
     """The sizes for which a mask is planned."""
 
     batches: int
@@ -78,7 +78,7 @@ class Problem:
     """
 
     @property
-    def of_derivatives(self) -> Problem | None:
+    def of_derivatives(self) -> PlanningProblem | None:
         """The problem for the blocks of derivatives, if they are others."""
         if self.derivative_block is None:
             return None
@@ -143,7 +143,7 @@ def begun(spec: KernelSpec, build: Build) -> Background[Kernel]:
     return Background(partial(compile_kernel, spec, build))
 
 
-class Plan:
+class MaskPlan:
     """A traced mask, with kernels for each outcome of proofs."""
 
     def __init__(self, mods: CapturedMods, build: Build):
@@ -165,7 +165,7 @@ class Plan:
         mask = attention_of(module).mask_mod
         return Dependences(mask)[yielded(mask.block)[0]]
 
-    def kernels(self, problem: Problem, captures: Sequence[Any]) -> PlanKernels:
+    def kernels(self, problem: PlanningProblem, captures: Sequence[Any]) -> PlanKernels:
         sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
         self._reads.check(sizes, captures)
         proofs = self._prove(sizes, captures)
@@ -178,23 +178,26 @@ class Plan:
 def find_plan(
     signature: ModSignature,
     mods: CapturedMods,
-    problem: Problem,
+    problem: PlanningProblem,
     device: torch.device,
     backend: str,
-) -> Plan:
+) -> MaskPlan:
     """Return the plan for a call, from an earlier call or new.
 
     `mods` is the trace of the signature.
     """
     check_captures(signature.captures, device)
     build = build_for(signature, problem, device, backend)
-    if (Plan, build) not in mods.compiled:
-        mods.compiled[Plan, build] = Plan(mods, build)
-    return mods.compiled[Plan, build]
+    if (MaskPlan, build) not in mods.compiled:
+        mods.compiled[MaskPlan, build] = MaskPlan(mods, build)
+    return mods.compiled[MaskPlan, build]
 
 
 def build_for(
-    signature: ModSignature, problem: Problem, device: torch.device, backend: str
+    signature: ModSignature,
+    problem: PlanningProblem,
+    device: torch.device,
+    backend: str,
 ) -> Build:
     """Return the build of a plan's kernels, with the facts that affect the kernels."""
     tensors = [c for c in signature.captures if isinstance(c, Tensor)]
@@ -244,7 +247,7 @@ class Planning:
     `whole` holds the numbers of blocks of rows and of columns that may be full.
     """
 
-    problem: Problem
+    problem: PlanningProblem
     kernels: PlanKernels
     captures: Sequence[Any]
     device: torch.device
@@ -255,9 +258,9 @@ class Planning:
     @classmethod
     def of(
         cls,
-        plan: Plan,
+        plan: MaskPlan,
         signature: ModSignature,
-        problem: Problem,
+        problem: PlanningProblem,
         device: torch.device,
         whole: tuple[int, int],
         refine: bool = False,
@@ -361,7 +364,7 @@ With more blocks, tables are as wide as the fullest row.
 """
 
 
-def layouts_of(problem: Problem, both: bool) -> list[TablesLayout]:
+def layouts_of(problem: PlanningProblem, both: bool) -> list[TablesLayout]:
     """Return the layouts of all tables of a problem, one after the other in memory.
 
     With `both`, the last one has tables of columns.
@@ -373,24 +376,24 @@ def layouts_of(problem: Problem, both: bool) -> list[TablesLayout]:
     return [first, TablesLayout(_shape(derived), True, first.end)]
 
 
-def _shape(problem: Problem) -> tuple[int, int, int, int]:
+def _shape(problem: PlanningProblem) -> tuple[int, int, int, int]:
     return problem.batches, problem.heads, problem.rows, problem.columns
 
 
-def is_ordered(problem: Problem, device: torch.device) -> bool:
+def is_ordered(problem: PlanningProblem, device: torch.device) -> bool:
     """Return True if the tables have one entry per column and lie in one tensor."""
     blocks = problem.batches * problem.heads * problem.rows * problem.columns
     return device.type != "cpu" or blocks <= MOST_ORDERED
 
 
-def collapsed(problem: Problem, along: Along) -> Problem:
+def collapsed(problem: PlanningProblem, along: Along) -> PlanningProblem:
     """Return the problem with one batch, or head, if all have the same mask."""
     batches = problem.batches if Along.BATCH in along else 1
     heads = problem.heads if Along.HEAD in along else 1
     return replace(problem, batches=batches, heads=heads)
 
 
-def whole_blocks(problem: Problem) -> tuple[int, int]:
+def whole_blocks(problem: PlanningProblem) -> tuple[int, int]:
     """Return the numbers of blocks of rows and columns that torch may call full.
 
     A block that extends past the lengths is never full: torch pads the mask with dead
@@ -399,7 +402,7 @@ def whole_blocks(problem: Problem) -> tuple[int, int]:
     return problem.q_len // problem.q_block, problem.kv_len // problem.kv_block
 
 
-def expanded(tables: list[Tensor], problem: Problem) -> list[Tensor]:
+def expanded(tables: list[Tensor], problem: PlanningProblem) -> list[Tensor]:
     """Expand tables with one batch or head to all batches and heads of a problem.
 
     Each expanded table has memory of its own, as in torch, since some users take views

@@ -38,7 +38,7 @@ from flexc.runtime.kernels.kernel import threads_for
 from flexc.runtime.planner.plans import (
     PlanKernels,
     Planning,
-    Problem,
+    PlanningProblem,
     find_plan,
     is_ordered,
     layouts_of,
@@ -138,7 +138,7 @@ MAX_CLASSES = 1 << 24
 def plan_problem(
     signature: ModSignature,
     mods: CapturedMods,
-    problem: Problem,
+    problem: PlanningProblem,
     device: torch.device,
     backend: str,
     both: bool,
@@ -157,7 +157,7 @@ def plan_problem(
     """
     plan = find_plan(signature, mods, problem, device, backend)
 
-    def planning_of(problem: Problem) -> Planning:
+    def planning_of(problem: PlanningProblem) -> Planning:
         whole = (problem.rows, problem.kv_len // problem.kv_block)
         return Planning.of(plan, signature, problem, device, whole, refine)
 
@@ -202,7 +202,7 @@ def fill(
 
 
 def unpacked(
-    packed: Tensor, layouts: Sequence[TablesLayout], problem: Problem
+    packed: Tensor, layouts: Sequence[TablesLayout], problem: PlanningProblem
 ) -> Tables:
     """Return the tables that lie in one tensor."""
     unpack = partial(unpacked, layouts=layouts, problem=problem)
@@ -215,7 +215,7 @@ def unpacked(
     )
 
 
-def listing(tables: Sequence[Tensor], problem: Problem) -> Tables:
+def listing(tables: Sequence[Tensor], problem: PlanningProblem) -> Tables:
     """Return Tables for rows, and for columns if there are eight, of the problem's
     heads.
     """

@@ -44,7 +44,7 @@ from flexc.passes.tile.tile_access import index_position
 
 
 @dataclass(frozen=True)
-class Plan:
+class RolePlan:
     """Decisions about a kernel that both roles follow."""
 
     parts: PartsOp
@@ -93,7 +93,7 @@ class RoleCode:
     seen: SSAValue | None = None
     """The progress of another program that the role has seen last, if it awaits any."""
 
-    def __init__(self, plan: Plan, needed: Slice):
+    def __init__(self, plan: RolePlan, needed: Slice):
         self.plan = plan
         self.needed = needed
         self.values: dict[SSAValue, SSAValue] = {}
@@ -276,7 +276,7 @@ class RoleCode:
 class ConsumerCode(RoleCode):
     """The code of a consumer, which waits for tiles, uses and releases them."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: RolePlan):
         self.staged = plan.rings
         self.plan = plan
         writes = [

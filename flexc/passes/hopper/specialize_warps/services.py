@@ -24,7 +24,7 @@ from flexc.dialects.tile.schedule import (
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import product_of
 from flexc.passes.hopper.specialize_warps.resources import Outgoing, Ring
-from flexc.passes.hopper.specialize_warps.roles import ORDER_OPS, Plan, RoleCode
+from flexc.passes.hopper.specialize_warps.roles import ORDER_OPS, RoleCode, RolePlan
 from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 
 
@@ -35,7 +35,7 @@ class ServiceCode(RoleCode):
     `ScheduleError` if the choice of tiles depends on the part.
     """
 
-    def __init__(self, plan: Plan, roots: Iterable[Operation]):
+    def __init__(self, plan: RolePlan, roots: Iterable[Operation]):
         self.plan = plan
         self.varying = dependent_on(plan.parts.body.block.args[0])
         needed = Slice(plan.parts, self.operands).include(roots)
@@ -81,7 +81,7 @@ class ServiceCode(RoleCode):
 class ProducerCode(ServiceCode):
     """The code of the producer, which copies tiles as soon as slots are free."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: RolePlan):
         super().__init__(plan, plan.rings)
 
     def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
@@ -123,7 +123,7 @@ class ProducerCode(ServiceCode):
 class WriterCode(ServiceCode):
     """The code of the writer, which adds tiles to memory in the order of programs."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: RolePlan):
         ends = [o for o in plan.parts.body.walk() if isinstance(o, ORDER_OPS)]
         super().__init__(plan, [*plan.outgoing, *plan.turns.additions, *ends])
         self.seen = self.const(0)

@@ -46,7 +46,11 @@ from flexc.passes.hopper.specialize_warps.resources import (
     shrink_rings,
     starting_registers,
 )
-from flexc.passes.hopper.specialize_warps.roles import ConsumerCode, Plan, writes_memory
+from flexc.passes.hopper.specialize_warps.roles import (
+    ConsumerCode,
+    RolePlan,
+    writes_memory,
+)
 from flexc.passes.hopper.specialize_warps.services import (
     ProducerCode,
     ServiceCode,
@@ -137,7 +141,7 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     sink_into_roles(roles)
 
 
-def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
+def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> RolePlan:
     """Choose the loads that become copies, the order of the loads, and their slots."""
     check_control_flow(parts)
     staged = staged_loads(kernel, parts)
@@ -154,11 +158,11 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
     released = released_after(staged, companions)
     check_slots(parts.body.block, rings, released)
     turns = assign_turns(parts, outputs)
-    return Plan(parts, rings, exchanges, companions, outputs, turns, released)
+    return RolePlan(parts, rings, exchanges, companions, outputs, turns, released)
 
 
 def describe(
-    kernel: tile.KernelOp, plan: Plan, services: Iterable[str], slots: int
+    kernel: tile.KernelOp, plan: RolePlan, services: Iterable[str], slots: int
 ) -> None:
     """Set the kernel's attributes that name its schedule and its number of warps."""
     dots = (o for o in plan.parts.body.walk() if isinstance(o, tile.DotOp))

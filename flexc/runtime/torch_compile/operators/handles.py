@@ -27,7 +27,7 @@ from flexc.runtime.attention.call import Outputs
 from flexc.runtime.inputs.arguments import Packed, Tables, broadcast_tables
 from flexc.runtime.inputs.listed_blocks import TablesLayout
 from flexc.runtime.inputs.options import Choices, kernel_options, read_choices
-from flexc.runtime.planner.plans import Problem, layouts_of
+from flexc.runtime.planner.plans import PlanningProblem, layouts_of
 from flexc.runtime.planner.tables import unpacked
 from flexc.runtime.process.cache import versions
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
@@ -47,13 +47,13 @@ class PlannedBlocks(NamedTuple):
     derivative_block: tuple[int, int] | None = None
     """The blocks of the tables for derivatives, if they are others."""
 
-    def problem(self, sizes: Sequence[int]) -> Problem:
+    def problem(self, sizes: Sequence[int]) -> PlanningProblem:
         """Return the problem to plan for (batch, heads, q_len, kv_len)."""
         batch, heads, q_len, kv_len = sizes
         block = *self.block, self.derivative_block
-        return Problem(batch, heads, q_len, kv_len, *block)
+        return PlanningProblem(batch, heads, q_len, kv_len, *block)
 
-    def layouts(self, problem: Problem) -> list[TablesLayout]:
+    def layouts(self, problem: PlanningProblem) -> list[TablesLayout]:
         """Return the layouts of the tables in their tensor."""
         batch = problem.batches if self.by_batch else 1
         heads = problem.heads if self.by_head else 1

@@ -19,7 +19,12 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
 from flexc.runtime.inputs.wrappers import is_transformed, without_modes
 from flexc.runtime.kernels.driver import trace_mods
-from flexc.runtime.planner.plans import Problem, collapsed, find_plan, is_ordered
+from flexc.runtime.planner.plans import (
+    PlanningProblem,
+    collapsed,
+    find_plan,
+    is_ordered,
+)
 from flexc.runtime.planner.tables import plan_problem
 from flexc.runtime.replay.repeats import repeat
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
@@ -43,7 +48,7 @@ def choose_blocks(call: Attention) -> PlannedBlocks | None:
         return None
     device, backend = call.query.device, call.backend
     block = mask.block_for(*call.sizes[2:])
-    problem = Problem(*call.sizes, *block)
+    problem = PlanningProblem(*call.sizes, *block)
     along = find_plan(call.signature, call.trace(), problem, device, backend).along
     if not is_ordered(collapsed(problem, along), device):
         return None
