@@ -14,7 +14,7 @@ from flexc.runtime.inputs.tensor_facts import sum_dtype
 
 
 @dataclass(frozen=True)
-class Side:
+class ExchangeSide:
     """The rows of a rank's tensor (rows, B, H, D) that it exchanges with each rank.
 
     If it `has_shares`, the tensor is (rows, B, n, H, D): each of n ranks has a share.
@@ -51,15 +51,15 @@ class Moves:
     """
 
     rank: int
-    sides: Sequence[tuple[Side, Side]]
+    sides: Sequence[tuple[ExchangeSide, ExchangeSide]]
     """For each rank, the rows that it sends, and those that it gets."""
 
     @property
-    def before(self) -> Side:
+    def before(self) -> ExchangeSide:
         return self.sides[self.rank][0]
 
     @property
-    def after(self) -> Side:
+    def after(self) -> ExchangeSide:
         return self.sides[self.rank][1]
 
     @cached_property
@@ -121,7 +121,7 @@ def moves_to_gather(layout: Layout, rank: int, needs: tuple[Runs, ...] | None) -
     """
     wanted = needs or [(range(layout.length),)] * layout.size
 
-    def sides(each: int) -> tuple[Side, Side]:
+    def sides(each: int) -> tuple[ExchangeSide, ExchangeSide]:
         runs = layout.ranks[each]
         sent = tuple(tuple(places(runs, overlap(runs, need))) for need in wanted)
         arriving = [overlap(other, wanted[each]) for other in layout.ranks]
@@ -131,7 +131,7 @@ def moves_to_gather(layout: Layout, rank: int, needs: tuple[Runs, ...] | None) -
             tuple(range(run.start - first, run.stop - first) for run in some)
             for some in arriving
         )
-        return Side(count(runs), sent), Side(end - first, received)
+        return ExchangeSide(count(runs), sent), ExchangeSide(end - first, received)
 
     return Moves(rank, [*map(sides, range(layout.size))])
 
@@ -140,6 +140,6 @@ def moves_to_gather(layout: Layout, rank: int, needs: tuple[Runs, ...] | None) -
 def moves_to_heads(layout: Layout, rank: int) -> Moves:
     """Return the moves of this rank's tokens to the ranks of their heads."""
     own = [tuple(places(runs, runs)) for runs in layout.ranks]
-    after = Side(layout.length, layout.ranks)
-    before = [Side(count(runs), (runs,) * layout.size, True) for runs in own]
+    after = ExchangeSide(layout.length, layout.ranks)
+    before = [ExchangeSide(count(runs), (runs,) * layout.size, True) for runs in own]
     return Moves(rank, [(side, after) for side in before])

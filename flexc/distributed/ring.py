@@ -263,7 +263,7 @@ Prepare = Callable[[Span, Span, Tensor, Tensor, Tensor], Attention]
 
 
 @dataclass(frozen=True)
-class Visit:
+class RingVisit:
     """A call of some of the rank's queries with some visiting keys."""
 
     queries: Span
@@ -283,7 +283,7 @@ class RingAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         query, key, value, *captured = tensors
         merged = Merged(query, value.size(3))
-        visits: list[list[Visit]] = []
+        visits: list[list[RingVisit]] = []
         tables: list[Tensor] = []
         has_rest = False
         with closing(ring.visits(KeyValue.of(key, value))) as steps:
@@ -298,7 +298,7 @@ class RingAttention(torch.autograd.Function):
                     out, lse, _ = template.run(given)
                     assert lse is not None
                     merged.add(queries, out, lse, has_rest)
-                    visits[step].append(Visit(queries, keys, template))
+                    visits[step].append(RingVisit(queries, keys, template))
         out, lse = merged.out.to(query.dtype), merged.lse(has_rest)
         ctx.ring, ctx.visits, ctx.has_rest = ring, visits, has_rest
         ctx.set_materialize_grads(False)
@@ -349,7 +349,7 @@ class RingBackward:
             for s, t, need in zip(self.sums, self.tensors, self.needs, strict=True)
         ]
 
-    def visit(self, visit: Visit, here: KeyValue, travels: bool) -> KeyValue:
+    def visit(self, visit: RingVisit, here: KeyValue, travels: bool) -> KeyValue:
         """Return the gradients of visiting keys, and add up those of other tensors."""
         queries, keys, template = visit.queries, visit.keys, visit.template
         query, _, _, *captured = self.tensors

@@ -59,7 +59,7 @@ from flexc.frontend.mistakes import is_in_place, unsupported_op
 from flexc.frontend.scalars import (
     RULES,
     Emitter,
-    Entry,
+    RuleEntry,
     Scalar,
     element_type,
     number,
@@ -429,7 +429,7 @@ class _Importer:
         return results  # The second result of log_sigmoid_forward is unused.
 
     def _run(
-        self, entry: Entry, out: torch.dtype, args: Any, kwargs: Mapping[str, Any]
+        self, entry: RuleEntry, out: torch.dtype, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
         if entry.structural:
             found = entry.rule(self.emitter, out, *args, **kwargs)

@@ -80,7 +80,7 @@ def is_value_read(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Site:
+class ErrorSite:
     """The user's instruction that raised an exception."""
 
     opname: str
@@ -116,13 +116,13 @@ class Site:
                 return None
 
 
-def site_of(error: BaseException) -> Site | None:
+def site_of(error: BaseException) -> ErrorSite | None:
     """Return the innermost user instruction that an exception passed through."""
     trace = user_trace(error)
     if trace is None:
         return None
     code, at = trace.tb_frame.f_code, trace.tb_lasti
-    return Site(dis.opname[code.co_code[at]], _source(code, at), trace.tb_frame)
+    return ErrorSite(dis.opname[code.co_code[at]], _source(code, at), trace.tb_frame)
 
 
 def _source(code: CodeType, at: int) -> str:
@@ -139,7 +139,7 @@ def _source(code: CodeType, at: int) -> str:
     return text if len(text) <= MAX_QUOTED else ""
 
 
-def describe_read(site: Site | None, error: BaseException) -> str:
+def describe_read(site: ErrorSite | None, error: BaseException) -> str:
     """Describe a failed read of a tensor's value, with the code to write instead."""
     if "0-d tensor" in str(error):
         return "they are single numbers without elements: use them as they are"
@@ -196,7 +196,7 @@ METHODS = ("item", "tolist", "numpy")
 """Methods of a tensor that return its value."""
 
 
-def _of_call(site: Site, call: ast.Call) -> str:
+def _of_call(site: ErrorSite, call: ast.Call) -> str:
     """Return the advice for a call that requires Python numbers."""
     found = site.named(call.func)
     if found is None and isinstance(call.func, ast.Attribute):
@@ -212,7 +212,7 @@ def _of_call(site: Site, call: ast.Call) -> str:
     return _ANY
 
 
-def _of_subscript(site: Site, node: ast.Subscript) -> str:
+def _of_subscript(site: ErrorSite, node: ast.Subscript) -> str:
     """Return the advice for an element that Python or NumPy looks up."""
     indices = list(ast.walk(node.slice))
     if ".item()" in site.text:
@@ -363,7 +363,7 @@ def mistake_of(
     return None
 
 
-def _refusal(kind: ModKind, site: Site | None, text: str) -> str:
+def _refusal(kind: ModKind, site: ErrorSite | None, text: str) -> str:
     """Return the message for an op that torch cannot trace, without its internals."""
     if not re.search(INTERNALS, text):
         return f"a {kind} cannot do this: {text}"
@@ -372,7 +372,10 @@ def _refusal(kind: ModKind, site: Site | None, text: str) -> str:
 
 
 def _value_read(
-    kind: ModKind, site: Site | None, error: Exception, where: SourceLocation | None
+    kind: ModKind,
+    site: ErrorSite | None,
+    error: Exception,
+    where: SourceLocation | None,
 ) -> FlexcError:
     if site is not None and site.writes:
         return _write(kind, f"`{site.text} = ...`", where)

@@ -327,7 +327,7 @@ Every tensor and number is a `Scalar`, or a `Field` for a structural rule.
 
 
 @dataclass(frozen=True)
-class Entry:
+class RuleEntry:
     """A rule, and the way in which it is applied."""
 
     rule: Rule
@@ -341,7 +341,7 @@ class Entry:
     """
 
 
-RULES: dict[str, Entry] = {}
+RULES: dict[str, RuleEntry] = {}
 
 
 def rule(
@@ -353,7 +353,7 @@ def rule(
     """Register a rule, by default a pointwise one."""
 
     def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, Entry(fn, is_structural, reduces, dims)))
+        RULES.update(dict.fromkeys(names, RuleEntry(fn, is_structural, reduces, dims)))
         return fn
 
     return register

@@ -46,7 +46,10 @@ from flexc.passes.cpu.tile_widen_floats import (
     TileWidenFloatsPass,
 )
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
+from flexc.passes.flex.convert_flex_to_planning import (
+    ConvertFlexToPlanningPass,
+    PlanPart,
+)
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex.flex_infer_key_ranges import FlexInferKeyRangesPass
@@ -174,7 +177,7 @@ def to_tile(target: str) -> Passes:
     )
 
 
-def to_planning(target: str, part: Part = "all") -> Passes:
+def to_planning(target: str, part: PlanPart = "all") -> Passes:
     """Return the passes from `flex` to the kernels in `tile` that plan the masks."""
     return (
         *to_simple_flex(),

@@ -30,7 +30,7 @@ from flexc.runtime.autograd.functions import (
 )
 from flexc.runtime.autograd.template import (
     INPUTS,
-    Reads,
+    ReadFacts,
     Repeats,
     Template,
     blank_tables,
@@ -237,7 +237,7 @@ class StoredFacts(NamedTuple):
             *facts_of_captures(captures),
             tables=int(self.plans),
             is_packed=self.plans,
-            reads=Reads(frozenset(self.captures), self.batch),
+            reads=ReadFacts(frozenset(self.captures), self.batch),
             wants_lse=self.wants_lse,
             lse_rest=self.lse_rest,
             blank=None,
@@ -341,7 +341,7 @@ class MaskedCall:
     __slots__ = ("_blocks",)
 
     def __init__(self) -> None:
-        self._blocks: Blocks | None = None
+        self._blocks: CallBlocks | None = None
         """The blocks, replaced as a whole because other threads may read them."""
 
     def __call__(
@@ -359,7 +359,7 @@ class MaskedCall:
         return blocks.plan(tensors + blocks.tensors, blocks.tables, prepare)
 
 
-class Blocks(NamedTuple):
+class CallBlocks(NamedTuple):
     """The tables that a call with a BlockMask reads, and the plan of such calls."""
 
     plan: UnrecordedCall | RecordedCall
@@ -375,7 +375,7 @@ class Blocks(NamedTuple):
 
 def blocks_of(
     key: Hashable, tensors: tuple[Any, ...], captures: Sequence[Any], call: Attention
-) -> Blocks:
+) -> CallBlocks:
     """Find the tables of a call, and the plan of all calls with such tables."""
     plan = plan_of(tensors)
     with without_dispatch_modes(), torch.no_grad():
@@ -387,7 +387,7 @@ def blocks_of(
     read = {i.slot for i in mask.inputs} if mask and tables and is_own else set()
     noted = tuple((i, Capture.of(c)) for i, c in enumerate(captures) if i in read)
     found = KNOWN.find(key, tensors + held, call.query.device, lambda *_: plan)
-    return Blocks(plan if found is None else found, tables, held, noted)
+    return CallBlocks(plan if found is None else found, tables, held, noted)
 
 
 CALLS = "calls"

@@ -26,7 +26,7 @@ from flexc.runtime.tapes.tape import Number, Tape
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
-    from flexc.runtime.kernels.driver import Compiled, Proved
+    from flexc.runtime.kernels.driver import CompiledMods, Proved
 
 KEYS = 1, 2
 """The places of key and value among the tensors of a call."""
@@ -49,10 +49,10 @@ class GrowingCalls:
         self._signature = without_tensors(call.signature)
         query = call.query.new_empty(()).expand(call.query.shape)
         self._blank = replace(call, query=query, key=gone, value=gone)
-        self._compiled: dict[Hashable, Compiled] = {}
+        self._compiled: dict[Hashable, CompiledMods] = {}
         self._tapes: dict[Hashable, Tape] = {}
 
-    def add(self, tensors: Sequence[Any], compiled: Compiled, tape: Tape) -> None:
+    def add(self, tensors: Sequence[Any], compiled: CompiledMods, tape: Tape) -> None:
         """Let a tape serve calls whose decisions are those for these tensors."""
         if len(self._tapes) >= MOST_TAPES:
             self._compiled.clear()

@@ -250,13 +250,13 @@ def test_bits_are_the_same_at_every_run(threads: int) -> None:
 def kinds(monkeypatch: pytest.MonkeyPatch) -> list[list[SumKind]]:
     """What kernels are launched for."""
     found: list[list[SumKind]] = []
-    run = programs.Launch.run
+    run = programs.ProgramLaunch.run
 
-    def noting(launch: programs.Launch, *args: Any) -> list[Tensor | None]:
+    def noting(launch: programs.ProgramLaunch, *args: Any) -> list[Tensor | None]:
         found.append([r.kind for r in launch.results])
         return run(launch, *args)
 
-    monkeypatch.setattr(programs.Launch, "run", noting)
+    monkeypatch.setattr(programs.ProgramLaunch, "run", noting)
     return found
 
 

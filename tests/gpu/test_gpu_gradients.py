@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import flexc
 from bench.variants import ANCHORS
 from flexc.runtime.autograd import gradient_kernels
-from flexc.runtime.autograd.gradient_programs import Launch
+from flexc.runtime.autograd.gradient_programs import ProgramLaunch
 from flexc.runtime.kernels import kernel
 from flexc.runtime.kernels.driver import counters
 from tests.gpu.gradients import (
@@ -221,7 +221,9 @@ def made_progress(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether programs of launches belong to one query head, in small calls too."""
     monkeypatch.setattr(gradient_kernels, "LEAST_WORK", 0)
-    return notes_of(monkeypatch, Launch, "whole", lambda _, of, *__: of.per_query_head)
+    return notes_of(
+        monkeypatch, ProgramLaunch, "whole", lambda _, of, *__: of.per_query_head
+    )
 
 
 def notes_of(

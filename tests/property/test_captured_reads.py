@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flexc.dialects.flex import Coordinates
-from flexc.passes.scalar.captured_reads import Part
+from flexc.passes.scalar.captured_reads import IndexPart
 from flexc.passes.scalar.variation import Along
-from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
+from flexc.runtime.autograd.captured_gradients import CapturedGradient, ReadScatter
 from flexc.runtime.autograd.captured_places import Sizes, chunks_for
 from tests.property.affine_masks import Spelled
 from tests.property.captured_indices import indices
@@ -47,7 +47,7 @@ def score_mod(tensor: Tensor, places: list[Spelled]) -> Any:
             )
 
 
-def check_part(part: Part, found: list[Tensor]) -> None:
+def check_part(part: IndexPart, found: list[Tensor]) -> None:
     """A part's indices are the same along what it is said not to vary with."""
     for dim in part.dims:
         for axis, place in AXES.items():
@@ -75,7 +75,7 @@ def test_generated_reads(
     for part in read.parts:
         check_part(part, found)
     adjoints = torch.randn(SHAPE, generator=generator, dtype=torch.float64)
-    scatter = Scatter(read)
+    scatter = ReadScatter(read)
     gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
     chunks = chunks_for(read.coordinates, SIZES, max_bytes=max_bytes, rows=4)
     for chunk in chunks if read.coordinates is Coordinates.PAIR else [None]:

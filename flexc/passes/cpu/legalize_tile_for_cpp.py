@@ -29,7 +29,7 @@ from flexc.dialects import tile
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
 from flexc.errors import refuse
 from flexc.passes.tile.tile_access import TileAccess, is_zero, static_stride
-from flexc.passes.tile.tile_values import defined_by
+from flexc.passes.tile.tile_values import defined_values
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class TransposeOfLoad(RewritePattern):
 def _refuse_schedules(module: ModuleOp) -> None:
     """Refuse roles, shared memory and layouts: explicit schedules are for GPUs only."""
     for op in module.walk():
-        placed = any(_is_placed(v.type) for v in defined_by(op))
+        placed = any(_is_placed(v.type) for v in defined_values(op))
         if isinstance(op, SCHEDULE_OPS) or placed:
             refuse(
                 op, "is part of an explicit schedule, which C++ kernels have none of"

@@ -54,7 +54,7 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.tile_values import (
     ACCUMULATING,
     Lifetimes,
-    defined_by,
+    defined_values,
     defining_block,
     dies_at,
     is_tile,
@@ -232,7 +232,7 @@ def shared_buffers(block: Block) -> DisjointSet[SSAValue]:
 def tiles_of(block: Block) -> Iterator[SSAValue]:
     """Yield the tiles that are defined within a block, outer ones first."""
     for op in block.walk():
-        yield from (v for v in defined_by(op) if is_tile(v))
+        yield from (v for v in defined_values(op) if is_tile(v))
 
 
 def shared_by(op: Operation) -> Iterator[Sequence[SSAValue]]:

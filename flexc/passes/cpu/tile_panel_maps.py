@@ -42,14 +42,14 @@ from flexc.dialects.tile import LOOPS, Loop, element_of, shape_of
 from flexc.passes.tile.map_builder import FULL, Span, is_wide, variance
 
 
-class Rows(Enum):
+class FixedDemand(Enum):
     """No rows, or all rows."""
 
     NONE = "none"
     ALL = "all"
 
 
-Demand = SSAValue | Rows
+Demand = SSAValue | FixedDemand
 """The rows that a user needs: none, all, or the first rows up to a count."""
 
 
@@ -58,9 +58,9 @@ def join(a: Demand, b: Demand) -> Demand:
 
     Counts are compared as SSA values.
     """
-    if a is Rows.NONE or a is b:
+    if a is FixedDemand.NONE or a is b:
         return b
-    return a if b is Rows.NONE else Rows.ALL
+    return a if b is FixedDemand.NONE else FixedDemand.ALL
 
 
 def is_known_before(count: SSAValue, op: Operation) -> bool:
@@ -86,7 +86,7 @@ class Demands:
 
     def of(self, value: SSAValue) -> Demand:
         if value not in self.known:
-            demand: Demand = Rows.NONE
+            demand: Demand = FixedDemand.NONE
             for use in value.uses:
                 demand = join(demand, self.of_use(use))
             self.known[value] = demand
@@ -98,23 +98,23 @@ class Demands:
             return self.of_product(op, value)
         if isinstance(op, tile.AddRegisterProductOp):
             count = op.inner if value is op.rhs else op.rows
-            return Rows.ALL if count is None else count
+            return FixedDemand.ALL if count is None else count
         if isinstance(op, tile.PackOp) or (
             isinstance(op, tile.ReduceOp) and op.dim.value.data == 0
         ):
-            return Rows.ALL if op.count is None else op.count
+            return FixedDemand.ALL if op.count is None else op.count
         if isinstance(op, tile.MapOp | tile.PanelMapOp):
             return self.of_map(op)
         if isinstance(op, tile.StoreStridedOp) and op.counted_dim == 0:
             return op.extents[0]
         if isinstance(op, tile.DiagonalsOp) and op.is_transposed:
-            return Rows.ALL if op.count is None else op.count
-        return Rows.ALL
+            return FixedDemand.ALL if op.count is None else op.count
+        return FixedDemand.ALL
 
     def of_product(self, op: tile.RegisterProductOp, value: SSAValue) -> Demand:
-        demand: Demand = Rows.NONE
+        demand: Demand = FixedDemand.NONE
         if value is op.rhs:
-            demand = Rows.ALL if op.inner is None else op.inner
+            demand = FixedDemand.ALL if op.inner is None else op.inner
         if value in (op.lhs, op.acc):
             rows = self.of(op.result) if op.rows is None else op.rows
             demand = join(demand, rows)
@@ -123,8 +123,8 @@ class Demands:
     def of_map(self, op: tile.MapOp | tile.PanelMapOp) -> Demand:
         """Return the rows that a map needs of an operand with rows."""
         if isinstance(op, tile.PanelMapOp):
-            return Rows.ALL if op.count is None else op.count
-        demand: Demand = Rows.NONE
+            return FixedDemand.ALL if op.count is None else op.count
+        demand: Demand = FixedDemand.NONE
         for result in op.results:
             demand = join(demand, self.of(result))
         return demand
@@ -132,11 +132,11 @@ class Demands:
 
 def count_for(op: Operation, demands: Demands) -> SSAValue | None:
     """Return the number of rows of an op's results that are needed, or None for all."""
-    demand: Demand = Rows.NONE
+    demand: Demand = FixedDemand.NONE
     for result in op.results:
         assert len(shape_of(result.type)) > 1
         demand = join(demand, demands.of(result))
-    if isinstance(demand, Rows) or not is_known_before(demand, op):
+    if isinstance(demand, FixedDemand) or not is_known_before(demand, op):
         return None
     return demand
 

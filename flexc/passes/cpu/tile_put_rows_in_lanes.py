@@ -48,7 +48,7 @@ from flexc.passes.tile.tile_values import (
     Dim,
     TileDims,
     after,
-    defined_by,
+    defined_values,
     rank,
     separate_constants,
 )
@@ -119,7 +119,7 @@ class RowTiles:
         """Return the values of an op that become transposed when its operands do."""
         if not isinstance(op, TURNED):
             return []
-        return [value for value in defined_by(op) if value in self]
+        return [value for value in defined_values(op) if value in self]
 
 
 def fills_vector(rows: Dim, products: list[tile.DotOp], machine: VectorMachine) -> bool:
@@ -227,7 +227,7 @@ class LaneRewriter:
 
 def tiles_of(op: Operation) -> Iterable[SSAValue]:
     """Return the tiles that an op or the arguments of its blocks define."""
-    return [value for value in defined_by(op) if rank(value)]
+    return [value for value in defined_values(op) if rank(value)]
 
 
 @dataclass(frozen=True)

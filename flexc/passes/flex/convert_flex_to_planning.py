@@ -30,7 +30,7 @@ from flexc.passes.scalar import Proven
 from flexc.passes.scalar.ranges.intervals import INDEX
 from flexc.passes.targets import target_named
 
-Part = Literal["all", "rows", "tables", "classes", "pairs"]
+PlanPart = Literal["all", "rows", "tables", "classes", "pairs"]
 """The kernels to build.
 
 "rows" is the kernel that lists blocks by itself, "tables" the kernels that do so from
@@ -42,7 +42,7 @@ that evaluate pairs of unknown blocks.
 def planning_kernels(
     attention: flex.AttentionOp,
     target: str,
-    part: Part = "all",
+    part: PlanPart = "all",
 ) -> list[tile.KernelOp]:
     """Return the planning kernels for the mask of an attention op."""
     mask, length = attention.mask_mod, attention.max_length
@@ -76,7 +76,7 @@ class ConvertFlexToPlanningPass(ModulePass):
     name = "convert-flex-to-planning"
 
     target: str = "triton"
-    part: Part = "all"
+    part: PlanPart = "all"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         functions: dict[func.FuncOp, None] = {}

@@ -29,7 +29,7 @@ from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_regio
 
 
 @dataclass(frozen=True)
-class Sum:
+class PairSum:
     """One result of a sum over pairs.
 
     Each term names a value of the pair code. For a matrix it also names a matrix of the
@@ -104,7 +104,7 @@ class HostFunction:
         self,
         suffix: str,
         code: PairCode,
-        sums: Sequence[Sum],
+        sums: Sequence[PairSum],
         transposed: bool = False,
         origin: Sequence[SSAValue] = (),
         plus: Sequence[SSAValue] = (),
@@ -150,7 +150,7 @@ class PairSumsWriter:
         self,
         host: HostFunction,
         code: PairCode,
-        sums: Sequence[Sum],
+        sums: Sequence[PairSum],
         transposed: bool,
     ):
         self.host, self.code = host, code
@@ -215,7 +215,7 @@ class PairSumsWriter:
             flat += [self.rows.index(row), self.columns.index(column)]
         return DenseArrayBase.from_list(i32, flat)
 
-    def attribute(self, s: Sum) -> SumAttr:
+    def attribute(self, s: PairSum) -> SumAttr:
         names = self.rows if s.kind == SumKind.COLUMN_MATRIX else self.columns
         terms = [
             [self.yields.index(t[0]), *(names.index(name) for name in t[1:])]

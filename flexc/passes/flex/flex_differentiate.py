@@ -66,10 +66,10 @@ def derivative_module(module: ModuleOp, derivative: Derivative) -> ModuleOp:
     lse, the rounding error of lse, the cotangents of out and lse, and the tangents.
     Arguments that the derivative does not have are left out.
     """
-    return ModuleOp([_function(attention_of(module), derivative)])
+    return ModuleOp([_function(only_attention(module), derivative)])
 
 
-def attention_of(module: ModuleOp) -> flex.AttentionOp:
+def only_attention(module: ModuleOp) -> flex.AttentionOp:
     """Return the only attention op of a module; refuse a module without exactly one."""
     found = [op for op in module.walk() if isinstance(op, flex.AttentionOp)]
     if len(found) != 1:

@@ -49,7 +49,12 @@ from flexc.dialects.flex import (
     score_type,
     tensor_shape,
 )
-from flexc.passes.flex.derivative_kernels import HostFunction, Sum, absorb_rows, fresh
+from flexc.passes.flex.derivative_kernels import (
+    HostFunction,
+    PairSum,
+    absorb_rows,
+    fresh,
+)
 from flexc.passes.flex.pair_code import (
     PairCode,
     backward_code,
@@ -128,11 +133,11 @@ class CapturedGradients:
         """Return the gradients found so far, by their names in the dialect."""
         return {f"{CAPTURE}{i}": g for i, g in self.gradients.items()}
 
-    def sums(self, by: Sequence[Coordinates]) -> list[Sum]:
+    def sums(self, by: Sequence[Coordinates]) -> list[PairSum]:
         """Return the sums for the gradients of reads of some classes."""
         keys = dict.fromkeys(r.sum_key for r in self.reads if r.by in by)
         return [
-            Sum(kind, [(value,)], self.score_type, name=f"{kind}_sums")
+            PairSum(kind, [(value,)], self.score_type, name=f"{kind}_sums")
             for kind, value in keys
         ]
 
@@ -217,10 +222,10 @@ class Expansion:
         if "t_value" in named:
             terms.append(("p", "t_value"))
         dim = tensor_shape(out)[3]
-        sums = [Sum(SumKind.MATRIX, terms, self.score_type, dim, name="sums")]
+        sums = [PairSum(SumKind.MATRIX, terms, self.score_type, dim, name="sums")]
         # If scores have no tangent, the total has no terms and is 0.
         total: Terms = [("p_t_x",)] if scores_move else []
-        sums.append(Sum(SumKind.TOTAL, total, self.score_type, name="t_lse"))
+        sums.append(PairSum(SumKind.TOTAL, total, self.score_type, name="t_lse"))
         moved_sums, t_lse = self.host.pair_sums("tangents", code, sums)
         if self.weighs:
             moved_sums = self.weighed("sums", moved_sums)
@@ -381,7 +386,7 @@ class Expansion:
         return zeros[0] if zeros else None
 
     def rounded(
-        self, suffix: str, gradients: Sequence[Sum], sums: Sequence[SSAValue]
+        self, suffix: str, gradients: Sequence[PairSum], sums: Sequence[SSAValue]
     ) -> Sequence[SSAValue]:
         """Scale and round the rows of gradients, given as sums that are not scaled."""
 
@@ -394,21 +399,21 @@ class Expansion:
         values = [*sums, self.op.scale]
         return self.rows(f"rounded_{suffix}", types, write, values)
 
-    def unscaled(self, gradient: Sum) -> Sum:
+    def unscaled(self, gradient: PairSum) -> PairSum:
         """Return the sum that is scaled and rounded to a gradient later."""
         return replace(gradient, element=self.score_type, scaled=False)
 
-    def by_column(self, rounded: Sum) -> Sum:
+    def by_column(self, rounded: PairSum) -> PairSum:
         """Return the sum by column that is rounded to a gradient later."""
         return replace(rounded, kind=SumKind.COLUMN_MATRIX, element=self.score_type)
 
-    def add_parts(self, rounded: Sum, found: Gradients) -> None:
+    def add_parts(self, rounded: PairSum, found: Gradients) -> None:
         """Add up the parts of a sum by column, and round the sum to a gradient."""
         name = str(rounded.name).removeprefix("d_")
         parts = flex.SumPartsOp(found[name], rounded.type())
         found[name] = self.host.append(parts, rounded.name)
 
-    def query_sums(self) -> list[Sum]:
+    def query_sums(self) -> list[PairSum]:
         if "query" not in self.wanted:
             return []
         return [self.gradient("query", self.terms("ds", "key"), True)]
@@ -423,20 +428,20 @@ class Expansion:
         found = self.summed("key", [of_key], BY_COLUMN, transposed=True)
         return found | self.summed("value", [of_value], (), transposed=True)
 
-    def key_value_sums(self) -> list[Sum]:
-        sums: list[Sum] = []
+    def key_value_sums(self) -> list[PairSum]:
+        sums: list[PairSum] = []
         if "key" in self.wanted:
             sums.append(self.gradient("key", self.terms("ds", "query"), True))
         if "value" in self.wanted:
             sums.append(self.gradient("value", self.terms("p", "d_out"), False))
         return sums
 
-    def gradient(self, wrt: str, terms: Terms, scaled: bool) -> Sum:
+    def gradient(self, wrt: str, terms: Terms, scaled: bool) -> PairSum:
         """Return the sum that is the gradient of query, key or value."""
         given = self.named[wrt]
         assert isa(given.type, TensorType[Attribute])
         dim, element = tensor_shape(given)[3], given.type.element_type
-        return Sum(SumKind.MATRIX, terms, element, dim, scaled, f"d_{wrt}")
+        return PairSum(SumKind.MATRIX, terms, element, dim, scaled, f"d_{wrt}")
 
     def terms(self, value: str, matrix: str) -> Terms:
         """Return the terms of value @ matrix, or of its tangent by the product rule."""
@@ -450,10 +455,10 @@ class Expansion:
     def summed(
         self,
         suffix: str,
-        sums: list[Sum],
+        sums: list[PairSum],
         by: Sequence[Coordinates],
         transposed: bool = False,
-        added: Sequence[tuple[Sum, SSAValue]] = (),
+        added: Sequence[tuple[PairSum, SSAValue]] = (),
     ) -> dict[str, SSAValue]:
         """Launch a kernel for gradients and for captured reads of the classes `by`.
 

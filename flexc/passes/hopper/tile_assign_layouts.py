@@ -26,7 +26,7 @@ from flexc.dialects.tile import (
     shape_of,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.tile.tile_values import after, defined_by, defining_block, is_tile
+from flexc.passes.tile.tile_values import after, defined_values, defining_block, is_tile
 
 Layouts = Mapping[SSAValue, LayoutAttr]
 
@@ -212,7 +212,7 @@ class VectorClasses:
 
     def vectors(self) -> Iterable[SSAValue]:
         for op in self.region.walk():
-            yield from (v for v in defined_by(op) if is_free_vector(v))
+            yield from (v for v in defined_values(op) if is_free_vector(v))
 
     def vote(self, vectors: Iterable[SSAValue]) -> None:
         """Fix the layouts of classes without a reduction to what most uses need."""
@@ -259,7 +259,7 @@ def matrices(region: Region) -> dict[SSAValue, LayoutAttr]:
     """Return the layouts of matrices and of products in flight."""
     layouts: dict[SSAValue, LayoutAttr] = {}
     for op in region.walk():
-        for value in defined_by(op):
+        for value in defined_values(op):
             type_ = value.type
             if isinstance(type_, schedule.PendingType):
                 type_ = type_.tile

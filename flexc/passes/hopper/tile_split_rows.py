@@ -50,7 +50,7 @@ from flexc.passes.tile.tile_values import (
     Dim,
     TileDims,
     check_known,
-    defined_by,
+    defined_values,
     rank,
     separate_constants,
     summed_dims,
@@ -140,7 +140,7 @@ class RowSplitter:
                 raise ScheduleError(f"{op.name} has a count")
             if op not in self.row_sums and self.sums_rows(op):
                 raise ScheduleError(f"{op.name} goes over all rows at once")
-            if any(len(self.dims.along(v, self.row)) > 1 for v in defined_by(op)):
+            if any(len(self.dims.along(v, self.row)) > 1 for v in defined_values(op)):
                 raise ScheduleError(f"{op.name} pairs rows with rows")
 
     def sums_rows(self, op: Operation) -> bool:
@@ -168,7 +168,7 @@ class RowSplitter:
 
     def shrink(self, ops: Iterable[Operation]) -> None:
         """Give all tiles of rows the size of a part."""
-        values = [v for op in ops for inner in op.walk() for v in defined_by(inner)]
+        values = [v for op in ops for inner in op.walk() for v in defined_values(inner)]
         # Find all types first: replacing a value with a new type invalidates `dims`.
         types = [self.part_type(value) for value in values]
         for value, type_ in zip(values, types, strict=True):

@@ -51,7 +51,7 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class IndexPart:
     """Indices of a read that share no position with its other indices."""
 
     dims: tuple[int, ...]
@@ -70,7 +70,7 @@ class CapturedRead:
     capture: int
     """The position of the captured tensor among the captures."""
     coordinates: Coordinates
-    parts: tuple[Part, ...]
+    parts: tuple[IndexPart, ...]
     why: str
     """For PAIR, the reason why no other coordinates were proved; else empty."""
 
@@ -203,12 +203,12 @@ class CaptureIndices:
 
     def _part(
         self, tensor: SSAValue, indices: Sequence[SSAValue], dims: tuple[int, ...]
-    ) -> Part:
+    ) -> IndexPart:
         own = [indices[d] for d in dims]
         along, line = self.along(own), None
         if len(dims) == 1:
             line = self._line(own[0], along, tensor, dims[0])
-        return Part(dims, along, sliced(self.region, own), line)
+        return IndexPart(dims, along, sliced(self.region, own), line)
 
     def _line(
         self, index: SSAValue, along: Along, tensor: SSAValue, dim: int

@@ -39,7 +39,7 @@ from flexc.passes.tile.tile_access import (
 )
 from flexc.passes.tile.tile_values import (
     TileDims,
-    defined_by,
+    defined_values,
     rank,
     separate_constants,
     values_of,
@@ -69,7 +69,7 @@ def padded_accesses(block: Block) -> Iterator[tuple[Accesses, tuple[int, ...]]]:
 
 
 def operands_and_results(op: Operation) -> Iterable[SSAValue]:
-    return *op.operands, *defined_by(op)
+    return *op.operands, *defined_values(op)
 
 
 def find_splitter(block: Block) -> ColumnSplitter | None:

@@ -28,7 +28,7 @@ def is_tile(value: SSAValue) -> bool:
     return isinstance(value.type, TileType)
 
 
-def defined_by(op: Operation) -> list[SSAValue]:
+def defined_values(op: Operation) -> list[SSAValue]:
     """Return the results of an op and the arguments of its blocks."""
     args = (a for region in op.regions for b in region.blocks for a in b.args)
     return [*op.results, *args]
@@ -160,7 +160,7 @@ class TileDims:
 def values_of(block: Block) -> Iterator[SSAValue]:
     """Yield the values used or defined in a block and in its nested blocks."""
     for op in block.walk():
-        yield from (*op.operands, *defined_by(op))
+        yield from (*op.operands, *defined_values(op))
 
 
 def separate_constants(block: Block) -> None:

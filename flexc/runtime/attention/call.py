@@ -30,7 +30,7 @@ from flexc.runtime.inputs.tensor_facts import (
 )
 from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
-from flexc.runtime.kernels.driver import Compiled, Proved, trace_mods
+from flexc.runtime.kernels.driver import CompiledMods, Proved, trace_mods
 from flexc.runtime.kernels.proofs import MaskReading
 from flexc.runtime.planner.plans import PlanningProblem
 from flexc.runtime.planner.tables import column_tables, plan_problem
@@ -184,7 +184,7 @@ class Attention:
             return None
         return found
 
-    def _compiled_without_tables(self) -> tuple[Compiled, list[Any]]:
+    def _compiled_without_tables(self) -> tuple[CompiledMods, list[Any]]:
         """Return the compiled call that reads no tables, and the captures it reads."""
         compiled = replace(self, tables=None).compiled()
         return compiled, compiled.attention.arguments(self.signature.captures)
@@ -271,15 +271,15 @@ class Attention:
             tables = Tables((nothing,) * 4, block)
             replace(self, tables=tables, resolved=True).start_kernel()
 
-    def compiled(self) -> Compiled:
+    def compiled(self) -> CompiledMods:
         """Return the compiled call for this call's build, cached with the trace."""
         mods, build = self.trace(), self.build()
         found = mods.compiled.get(build)
         if found is None:
-            found = mods.compiled[build] = Compiled(mods, build)
+            found = mods.compiled[build] = CompiledMods(mods, build)
         return found
 
-    def proved_in(self, compiled: Compiled) -> Proved:
+    def proved_in(self, compiled: CompiledMods) -> Proved:
         """Return what `compiled` has for calls with the proofs of this call."""
         captures = compiled.attention.arguments(self.signature.captures)
         return compiled.proved(self.sizes, captures)

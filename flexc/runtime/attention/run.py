@@ -21,7 +21,7 @@ from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, hand_back
 from flexc.runtime.inputs.arguments import Outputs, Results
 from flexc.runtime.inputs.tensor_facts import sum_dtype
-from flexc.runtime.kernels.driver import Compiled, Proved
+from flexc.runtime.kernels.driver import CompiledMods, Proved
 from flexc.runtime.kernels.proofs import Proofs
 from flexc.runtime.tapes.gpus import multiprocessors
 from flexc.runtime.tapes.recorder import without_dispatch_modes
@@ -230,7 +230,7 @@ def _most_keys(call: Attention) -> int:
 
 
 def _launch_split(
-    compiled: Compiled,
+    compiled: CompiledMods,
     proofs: Proofs,
     args: Sequence[Any],
     results: Sequence[Tensor | None],
@@ -252,7 +252,7 @@ def _launch_split(
 
 
 def _run_eagerly(
-    compiled: Compiled, args: Sequence[Any], results: Sequence[Any]
+    compiled: CompiledMods, args: Sequence[Any], results: Sequence[Any]
 ) -> None:
     """Interpret the `flex` module, over all pairs at once."""
     from flexc.runtime.interpreters import run_module

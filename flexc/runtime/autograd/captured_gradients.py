@@ -64,7 +64,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Slice:
+class IndexSlice:
     """A part of an index that is `step * position + offset` in one call."""
 
     step: int
@@ -101,12 +101,12 @@ class Spread:
         self.parts, self.site, self.total = parts, site, total
         self.deterministic = deterministic
         self.shapes = [[total.shape[d] for d in p.part.dims] for p in parts]
-        self.slices: dict[int, Slice] = {}
+        self.slices: dict[int, IndexSlice] = {}
         for i, place in enumerate(parts):
             line, offset = place.part.line, place.offset(site)
             if line is not None and offset is not None:
                 (size,) = self.shapes[i]
-                self.slices[i] = Slice(line.step, offset, line.wraps, size)
+                self.slices[i] = IndexSlice(line.step, offset, line.wraps, size)
         self.flat = [i for i in range(len(parts)) if i not in self.slices]
         self.dims = [dim for p in parts for dim in p.part.dims]
         if self.flat:
@@ -247,7 +247,7 @@ def _add_in_turn(target: Tensor, places: Tensor, source: Tensor) -> None:
         target.add_(found.view(target.shape))
 
 
-class Scatter:
+class ReadScatter:
     """The parts of one read's index, at which the sums of its adjoints are added.
 
     An instance serves all calls.
@@ -282,10 +282,12 @@ class CapturedGradient:
         self.deterministic = deterministic
         wide = sum_dtype(dtype)
         self.total = torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
-        self.spreads: dict[Scatter, Spread] = {}
+        self.spreads: dict[ReadScatter, Spread] = {}
 
     @torch.no_grad()
-    def add(self, scatter: Scatter, sums: Tensor, chunk: Chunk | None = None) -> None:
+    def add(
+        self, scatter: ReadScatter, sums: Tensor, chunk: Chunk | None = None
+    ) -> None:
         """Add the sums of a read's adjoints, of a chunk or of the whole call.
 
         `sums` has the dimensions `AXES`. Further dimensions after the heads are summed

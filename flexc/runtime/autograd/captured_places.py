@@ -37,7 +37,7 @@ from xdsl.ir import Region
 
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates
-from flexc.passes.scalar.captured_reads import POSITIONS, Part
+from flexc.passes.scalar.captured_reads import POSITIONS, IndexPart
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.variation import PAIR, Along
 from flexc.runtime.interpreters.scalar import ScalarFunctions
@@ -183,7 +183,7 @@ class Places:
     `axes` are the dimensions of the read's sums that the part varies with.
     """
 
-    def __init__(self, part: Part, axes: tuple[Along, ...]):
+    def __init__(self, part: IndexPart, axes: tuple[Along, ...]):
         self.part, self.axes = part, axes
         self.kept: dict[Hashable, Any] = {}
         self.interpreters: dict[Hashable, Interpreter] = {}

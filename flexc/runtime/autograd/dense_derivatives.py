@@ -18,7 +18,7 @@ from flexc.runtime.autograd.derivatives import (
     Wanted,
     inputs_of,
 )
-from flexc.runtime.interpreters.derivatives import Point, run_recorded
+from flexc.runtime.interpreters.derivatives import RecordedPoint, run_recorded
 
 AUTOGRAD = (
     torch._C.DispatchKey.AutogradFunctionality,
@@ -74,7 +74,7 @@ def _recording(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _evaluate(call: Attention, differentiable: Sequence[bool]) -> Point:
+def _evaluate(call: Attention, differentiable: Sequence[bool]) -> RecordedPoint:
     leaves: list[Tensor | None] = []
     inputs: list[Tensor | int | float] = []
     for value, is_leaf in zip(inputs_of(call), differentiable, strict=True):
@@ -88,4 +88,4 @@ def _evaluate(call: Attention, differentiable: Sequence[bool]) -> Point:
     args = [query, key, value, call.scale, *compiled.attention.arguments(captures)]
     if call.tables is not None:
         args += call.tables.tensors
-    return Point(leaves, run_recorded(compiled.exact_module, args))
+    return RecordedPoint(leaves, run_recorded(compiled.exact_module, args))

@@ -37,7 +37,7 @@ from flexc.runtime.inputs.tensor_facts import (
     largest_offset,
 )
 from flexc.runtime.kernels.build import Build, Roles
-from flexc.runtime.kernels.driver import Compiled, Proved, start_kernel
+from flexc.runtime.kernels.driver import CompiledMods, Proved, start_kernel
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.kernels.proofs import attention_of, numbers_of
 from flexc.runtime.kernels.schedules import obstacle_to_roles
@@ -49,7 +49,7 @@ INPUTS = ("query", "key", "value")
 _programs: WeakKeyDictionary[Proved, dict[Any, Program]] = WeakKeyDictionary()
 """Programs of a compiled call under its proofs, by derivative."""
 
-_moderate: WeakKeyDictionary[Compiled, Recent[bool]] = WeakKeyDictionary()
+_moderate: WeakKeyDictionary[CompiledMods, Recent[bool]] = WeakKeyDictionary()
 """Results of `is_moderate` for a compiled call, by rounded sizes and by numbers."""
 
 MAX_KNOWN = 256
@@ -274,7 +274,7 @@ def has_few_programs(query: Tensor, key: Tensor, proved: Proved) -> bool:
     return programs < LEAST_BUSY * available * longest
 
 
-def is_moderate(call: Attention, compiled: Compiled) -> bool:
+def is_moderate(call: Attention, compiled: CompiledMods) -> bool:
     """Return True if a call's scores are proved to be bounded by its dot products.
 
     The result is False except for a GPU and 16-bit inputs, whose rounding error exceeds

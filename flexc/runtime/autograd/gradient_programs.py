@@ -28,7 +28,7 @@ from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.scalar.captured_reads import CapturedRead, read_of_index
 from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.run import like_rows
-from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
+from flexc.runtime.autograd.captured_gradients import CapturedGradient, ReadScatter
 from flexc.runtime.autograd.captured_places import Chunk, Sizes, chunks_for
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.kernel import Kernel
@@ -105,7 +105,7 @@ class Result:
     """The last static size of the result."""
 
 
-class Launch:
+class ProgramLaunch:
     """A kernel, and the outputs that it writes."""
 
     def __init__(self, function: func.FuncOp, compile: Compile):
@@ -366,9 +366,9 @@ class Program:
     def __init__(self, module: ModuleOp, compile: Compile):
         *kernels, host = (o for o in module.ops if isinstance(o, func.FuncOp))
         self.host = host
-        self.launches = {f.sym_name.data: Launch(f, compile) for f in kernels}
-        self.scatters: dict[Operation, Scatter] = {
-            o: Scatter(_captured_read(o))
+        self.launches = {f.sym_name.data: ProgramLaunch(f, compile) for f in kernels}
+        self.scatters: dict[Operation, ReadScatter] = {
+            o: ReadScatter(_captured_read(o))
             for o in host.body.ops
             if isinstance(o, flex.ScatterSumsOp)
         }

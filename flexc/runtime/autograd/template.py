@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Reads:
+class ReadFacts:
     """Facts of the reads of a call's mods that derivatives depend on."""
 
     captures: frozenset[int]
@@ -49,7 +49,7 @@ class Reads:
     """True if a mod reads b."""
 
     @classmethod
-    def of(cls, mods: CapturedMods) -> Reads:
+    def of(cls, mods: CapturedMods) -> ReadFacts:
         inputs = () if mods.score is None else mods.score.inputs
         captures = frozenset(
             i.slot
@@ -61,7 +61,7 @@ class Reads:
     @classmethod
     def of_graphs(
         cls, captures: frozenset[int], graphs: Sequence[GraphModule | None]
-    ) -> Reads:
+    ) -> ReadFacts:
         """Return the facts of the graphs of score and mask."""
         places = zip(graphs, (1, 0), strict=True)
         arguments = [g and g.graph.find_nodes(op="placeholder")[p] for g, p in places]
@@ -89,7 +89,7 @@ class Template:
     """The number of table tensors: of rows and of columns, or 1 if they are packed."""
     is_packed: bool
     """True if all tables are one tensor."""
-    reads: Reads
+    reads: ReadFacts
     wants_lse: bool
     """True if the call asked for lse. Derivatives need lse in any case."""
     lse_rest: bool
@@ -185,7 +185,9 @@ class Template:
         return [*values[:INPUTS], *captured, *[without] * self.tables]
 
 
-def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[Tensor]]:
+def split(
+    call: Attention, reads: ReadFacts | None = None
+) -> tuple[Template, list[Tensor]]:
     """Return a call's template and its tensors. The template asks for lse.
 
     `reads` are the facts of the mods' reads, if the caller knows them. Without `reads`,
@@ -197,7 +199,7 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
     traced = None
     if reads is None:
         traced = call.trace()
-        reads = Reads.of(traced)
+        reads = ReadFacts.of(traced)
     tabled = () if tables is None else tables.all_tensors
     gone: Any = None
     blank = replace(

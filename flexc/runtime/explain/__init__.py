@@ -248,7 +248,7 @@ def explain_function(
 ) -> Explanations:
     """Run a function, and explain the attention calls that the function makes."""
     check_arguments(fn, args, kwargs)
-    recorder = Recorder(current_scope())
+    recorder = CallRecorder(current_scope())
     with activate(Scope(Choices(), recorder.run, watches=True)):
         fn(*args, **kwargs)
     if not recorder.seen:
@@ -273,7 +273,7 @@ class CallGroup:
     times: int = 0
 
 
-class Recorder:
+class CallRecorder:
     """A recorder that runs attention and keeps one call for each key."""
 
     def __init__(self, outer: Scope | None) -> None:

@@ -165,7 +165,7 @@ def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:
     floats = {i: a for i, a in enumerate(args[first:]) if a.uses and is_of_floats(a)}
     if not floats:
         return
-    reads = Reads.of(subject, [f"{CAPTURE}{i}" for i in floats])
+    reads = ScoreReads.of(subject, [f"{CAPTURE}{i}" for i in floats])
     for i, arg in floats.items():
         value = subject.captures[i]
         assert isinstance(value, Tensor)
@@ -178,7 +178,7 @@ def is_of_floats(value: SSAValue) -> bool:
 
 
 @dataclass(frozen=True)
-class Reads:
+class ScoreReads:
     """The reads of a score mod that have adjoints."""
 
     indices: CaptureIndices
@@ -189,7 +189,7 @@ class Reads:
     """True if sums by pair may be added in any order."""
 
     @classmethod
-    def of(cls, subject: Subject, wrt: list[str]) -> Reads:
+    def of(cls, subject: Subject, wrt: list[str]) -> ScoreReads:
         module = subject.simple.get_toplevel_object()
         assert isinstance(module, ModuleOp)
         op = next(

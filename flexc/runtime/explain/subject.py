@@ -23,7 +23,7 @@ from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
 from flexc.runtime.attention.run import count_splits
 from flexc.runtime.autograd.template import outputs_with_lse
-from flexc.runtime.kernels.driver import Compiled, Proved, convert_for, known_spec
+from flexc.runtime.kernels.driver import CompiledMods, Proved, convert_for, known_spec
 from flexc.runtime.kernels.proofs import (
     MIN_PLANNED_PAIRS,
     Given,
@@ -276,7 +276,7 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     return ScheduleFacts(only, found, found.rejected, splits)
 
 
-def compiled_for(subject: Subject, call: Attention) -> Compiled:
+def compiled_for(subject: Subject, call: Attention) -> CompiledMods:
     """Return the kernels that a call runs, for the call's way to find blocks."""
     if subject.way == "tables":
         return call.compiled()
@@ -284,4 +284,4 @@ def compiled_for(subject: Subject, call: Attention) -> Compiled:
     if subject.way != "planned":
         return compiled
     tabled = replace(compiled.build.call, sparse_block=subject.block, full_tables=True)
-    return Compiled(compiled.mods, replace(compiled.build, call=tabled))
+    return CompiledMods(compiled.mods, replace(compiled.build, call=tabled))

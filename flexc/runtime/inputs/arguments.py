@@ -19,7 +19,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.frontend.signatures import described
-from flexc.runtime.inputs.notes import Notes, Origin, origin_of
+from flexc.runtime.inputs.notes import MaskOrigin, Notes, origin_of
 
 MAX_HEAD_DIM = 1024
 
@@ -74,7 +74,7 @@ class Tables:
     tensors: tuple[Tensor, ...]
     block_size: tuple[int, int]
     """The numbers of rows and columns of a block."""
-    origin: Origin | None = None
+    origin: MaskOrigin | None = None
     """The mask whose blocks flexc listed in these tables. None for other tables.
 
     Blocks found from the mask may replace the tables.

@@ -65,7 +65,7 @@ def are_still(noted: Sequence[Capture], values: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class MaskOrigin:
     """A mask whose blocks flexc found, with the captures at that time."""
 
     mask_mod: Callable[..., Any]
@@ -83,7 +83,7 @@ class Notes:
     tables: tuple[Tensor | None, ...]
     versions: tuple[int, ...] | None
     """The numbers of writes to the tables. None for tensors of inference mode."""
-    origin: Origin | None = None
+    origin: MaskOrigin | None = None
     kept: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     """Values made from the tables, for each kind of call."""
 
@@ -138,13 +138,13 @@ def sign(block_mask: BlockMask, captures: Sequence[Any]) -> BlockMask:
     given captures. So bounds or finer blocks found from the mask may replace the
     tables.
     """
-    origin = Origin(block_mask.mask_mod, tuple(map(Capture.of, captures)))
+    origin = MaskOrigin(block_mask.mask_mod, tuple(map(Capture.of, captures)))
     tables = tables_of(block_mask)
     setattr(block_mask, ATTRIBUTE, Notes(tables, versions_of(tables), origin))
     return block_mask
 
 
-def origin_of(block_mask: BlockMask) -> Origin | None:
+def origin_of(block_mask: BlockMask) -> MaskOrigin | None:
     """Return the origin of a BlockMask that `flexc.create_block_mask` made, else None.
 
     Slices, moved masks, and masks with a table replaced or written to have no origin.

@@ -73,7 +73,7 @@ class Recorded:
     names: list[str]
     """The names of the point's leaves."""
     dtype: torch.dtype
-    point: Point
+    point: RecordedPoint
 
     @classmethod
     def of(
@@ -102,7 +102,7 @@ class Recorded:
         names = ["query", "key", "value"]
         names += [f"{CAPTURE}{i}" for i in range(len(captures))]
         leaves = [v if v.requires_grad else None for v in (*inputs, *captures)]
-        return cls(op, values, names, dtype, Point(leaves, results))
+        return cls(op, values, names, dtype, RecordedPoint(leaves, results))
 
     def along(self) -> list[Tensor | None]:
         """Return the tangents of the leaves."""
@@ -132,7 +132,7 @@ Tensors = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class RecordedPoint:
     """Dense attention of some leaves, recorded by autograd."""
 
     leaves: Tensors

@@ -66,7 +66,7 @@ They are the three sizes of the grid and the number of threads.
 """
 
 
-class Symbol(NamedTuple):
+class LibrarySymbol(NamedTuple):
     """A function of a shared object."""
 
     file: str
@@ -87,7 +87,7 @@ class CppFunction:
     """The C function; takes the arguments, the grid and the number of threads."""
     tensors: tuple[int, ...]
     """The positions of the tensor arguments, which are passed as addresses."""
-    symbol: Symbol
+    symbol: LibrarySymbol
     """The symbol by which another process can open the function."""
 
     def prepare(
@@ -175,7 +175,7 @@ def not_loaded(path: Path, error: Exception) -> CompilationError:
     )
 
 
-def open_symbol(symbol: Symbol) -> CppFunction:
+def open_symbol(symbol: LibrarySymbol) -> CppFunction:
     """Open an object of the cache and return its function.
 
     The caller has checked that the cache wrote the object.
@@ -309,4 +309,4 @@ def load_cpp(spec: KernelSpec) -> CppFunction:
     """Build and load a kernel; return the function that launches the kernel."""
     check_sanitizer()
     types = (p.dtype if p.role == "scalar" else ADDRESS for p in spec.params)
-    return open_symbol(Symbol(build(spec).name, spec.entry, tuple(types)))
+    return open_symbol(LibrarySymbol(build(spec).name, spec.entry, tuple(types)))

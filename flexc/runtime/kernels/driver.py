@@ -104,7 +104,7 @@ class ProgramRows:
 class Proved:
     """The kernel and the analyses of a `flex` module, for calls with the same proofs.
 
-    It does not refer to `Compiled`, whose kernels are freed with their last reference.
+    It does not refer to `CompiledMods`, whose last reference frees its kernels.
     """
 
     def __init__(self, module: ModuleOp, build: Build, proofs: Proofs):
@@ -146,7 +146,7 @@ class Proved:
         return ProgramRows(convert.tile_sizes(self.simple), has_band(self.simple))
 
 
-class Compiled:
+class CompiledMods:
     """Traced mods, their `flex` module, and a kernel for each outcome of proofs."""
 
     def __init__(self, mods: CapturedMods, build: Build):
@@ -178,10 +178,10 @@ class Compiled:
         return found
 
     @cached_property
-    def split(self) -> Compiled:
+    def split(self) -> CompiledMods:
         """The same mods, compiled for rows that are split along their keys."""
         build = replace(self.build, call=split_call(self.build.call))
-        return Compiled(self.mods, build)
+        return CompiledMods(self.mods, build)
 
     @cached_property
     def combine(self) -> Kernel:

@@ -22,7 +22,7 @@ from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.flex.convert_flex_to_planning import Part
+from flexc.passes.flex.convert_flex_to_planning import PlanPart
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex.planning.kernel_builder import TILE_COLUMNS, TILE_ROWS
 from flexc.passes.flex.planning.summarize import TILE
@@ -47,7 +47,7 @@ from flexc.runtime.kernels.proofs import (
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.recent import Background, Recent, without_collection
 
-Printed = Part | Literal["order"]
+Printed = PlanPart | Literal["order"]
 """A part of a plan, or the kernel that serves all plans."""
 
 PARTS: dict[str, Printed] = {

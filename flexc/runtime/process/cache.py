@@ -90,7 +90,7 @@ NAME = re.compile(r".+-[0-9a-f]{32}([0-9a-f]{32})?\.(json|py|so|o)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheFile:
     """A file of the cache."""
 
     path: Path
@@ -111,20 +111,20 @@ def limit() -> int:
     return int(found[1]) * UNITS[found[2]]
 
 
-def entries(directory: Path) -> list[Entry]:
+def entries(directory: Path) -> list[CacheFile]:
     """Return the entries of a cache, the last used first."""
     with suppress(FileNotFoundError):  # The cache may be removed at any time.
         return sorted(_entries(directory), key=lambda entry: -entry.used)
     return []
 
 
-def _entries(directory: Path) -> Iterator[Entry]:
+def _entries(directory: Path) -> Iterator[CacheFile]:
     with os.scandir(directory) as files:
         for file in files:
             with suppress(OSError):  # The file was removed meanwhile.
                 if NAME.fullmatch(file.name) and file.is_file():
                     info = file.stat(follow_symlinks=False)
-                    yield Entry(Path(file.path), info.st_size, info.st_mtime)
+                    yield CacheFile(Path(file.path), info.st_size, info.st_mtime)
 
 
 def touch(path: Path) -> None:
@@ -151,7 +151,7 @@ def make_room(directory: Path, added: int) -> None:
     _known[directory] = size
 
 
-def _shrink(found: list[Entry], size: int, wanted: int) -> int:
+def _shrink(found: list[CacheFile], size: int, wanted: int) -> int:
     """Remove the oldest entries until `wanted` bytes remain. Return the new size."""
     latest = time.time() - IN_USE
     for entry in reversed(found):

@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 
 from flexc.errors import FlexcError
 from flexc.runtime.kernels.cpp_compiler import find_command, processor, tile_refusal
-from flexc.runtime.kernels.cpp_loader import CppFunction, Symbol, open_symbol
+from flexc.runtime.kernels.cpp_loader import CppFunction, LibrarySymbol, open_symbol
 from flexc.runtime.kernels.kernel import load_spec, store_spec
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import load, store, versions
@@ -85,7 +85,7 @@ class LaunchReader:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._functions: dict[Symbol, CppFunction] = {}
+        self._functions: dict[LibrarySymbol, CppFunction] = {}
 
     def read(self, kernel: Any, values: list[Any], relocations: list[Any]) -> Launch:
         if self.device == CPU:
@@ -114,7 +114,7 @@ class LaunchReader:
         return loaded.maps(self.device, position, (sizes, steps))
 
     def _function(self, file: str, name: str, types: list[str]) -> CppFunction:
-        symbol = Symbol(file, name, tuple(types))
+        symbol = LibrarySymbol(file, name, tuple(types))
         if symbol not in self._functions:
             if load(file) is None:
                 raise MissingError(file)

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.nn.attention.flex_attention import _identity, noop_mask
 
 from flexc.frontend.closures import Mod, ModSignature, read_mods
-from flexc.runtime.autograd.template import Reads
+from flexc.runtime.autograd.template import ReadFacts
 from flexc.runtime.torch_compile.whole_captures import without_whole_ops
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]
@@ -105,7 +105,7 @@ class ModGraphs:
         key = (self.digest, self.slots, *map(_capture_key, values))
         return GraphSignature(self.graphs, key, values, True, False, self.slots)
 
-    def reads(self, captures: Sequence[Any]) -> Reads:
+    def reads(self, captures: Sequence[Any]) -> ReadFacts:
         """Return the facts about the graphs that derivatives depend on."""
         score = frozenset(
             slot
@@ -114,7 +114,7 @@ class ModGraphs:
             and captures[slot].is_floating_point()
             and slot not in self.numbers
         )
-        return Reads.of_graphs(score, self.graphs)
+        return ReadFacts.of_graphs(score, self.graphs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from flexc.dialects.flex import Coordinates
 from flexc.passes.scalar.captured_reads import read_of_index
 from flexc.passes.scalar.copier import sliced
 from flexc.runtime.autograd import captured_gradients
-from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
+from flexc.runtime.autograd.captured_gradients import CapturedGradient, ReadScatter
 from flexc.runtime.autograd.captured_places import (
     AXES,
     Chunk,
@@ -150,7 +150,10 @@ CHUNKS = {
 
 
 def add_all(
-    gradient: CapturedGradient, scatter: Scatter, adjoints: Tensor, chunks: list[Chunk]
+    gradient: CapturedGradient,
+    scatter: ReadScatter,
+    adjoints: Tensor,
+    chunks: list[Chunk],
 ) -> Tensor:
     for chunk in chunks:
         sums = summed(scatter.coordinates, of_chunk(adjoints, chunk))
@@ -159,7 +162,7 @@ def add_all(
     return gradient.result()
 
 
-def scattered(name: str) -> tuple[Tensor, Reads, Scatter, Tensor, Tensor]:
+def scattered(name: str) -> tuple[Tensor, Reads, ReadScatter, Tensor, Tensor]:
     """A case's tensor and read; adjoints of all pairs, and the gradient in fp64."""
     shape, make = CASES[name]
     tensor = torch.randn(shape, dtype=torch.float64)
@@ -167,7 +170,7 @@ def scattered(name: str) -> tuple[Tensor, Reads, Scatter, Tensor, Tensor]:
     (load,) = reads.loads(tensor)
     adjoints = torch.randn(SHAPE, dtype=torch.float64)
     expected = dense_gradient(tensor, reads.evaluate(load, SIZES), adjoints)
-    return tensor, reads, Scatter(reads.indices.read(load)), adjoints, expected
+    return tensor, reads, ReadScatter(reads.indices.read(load)), adjoints, expected
 
 
 @pytest.mark.parametrize("cut", ["whole", "heads"])
@@ -237,7 +240,7 @@ def test_narrow_tensors(dtype: torch.dtype) -> None:
     """Sums are added in fp32, whatever their own type, and rounded once."""
     tensor = torch.randn(5, 4).to(dtype)
     reads = Reads.of(lambda s, b, h, q, k: s + tensor[q // 8, h])
-    scatter = Scatter(reads.read(tensor))
+    scatter = ReadScatter(reads.read(tensor))
     sums = torch.randn(2, 4, 37).to(dtype)
     gradient = CapturedGradient(tensor, reads.captures, SIZES, dtype)
     gradient.add(scatter, sums)
@@ -262,7 +265,7 @@ def test_several_reads_of_one_tensor() -> None:
     expected = torch.zeros_like(tensor)
     for load in reads.loads(tensor):
         adjoints = torch.randn(SHAPE, dtype=torch.float64)
-        scatter = Scatter(reads.indices.read(load))
+        scatter = ReadScatter(reads.indices.read(load))
         gradient.add(scatter, summed(scatter.coordinates, adjoints))
         expected += dense_gradient(tensor, reads.evaluate(load, SIZES), adjoints)
     assert len(reads.loads(tensor)) == 6
@@ -285,7 +288,7 @@ def test_autograd_agrees() -> None:
     expected = torch.autograd.grad(mod(scores, *at), tensors, adjoints)
     reads = Reads.of(mod)
     for tensor, gradient in zip(tensors, expected, strict=True):
-        scatter = Scatter(reads.read(tensor))
+        scatter = ReadScatter(reads.read(tensor))
         found = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
         found.add(scatter, summed(scatter.coordinates, adjoints))
         torch.testing.assert_close(found.result(), gradient, rtol=1e-12, atol=1e-12)
@@ -313,7 +316,7 @@ def test_a_read_is_known_by_its_index_region() -> None:
         (load,) = reads.loads(tensor)
         place = [c is tensor for c in reads.captures].index(True)
         index = sliced(reads.op.score_mod, load.indices)
-        again = Scatter(read_of_index(index, place, scatter.coordinates))
+        again = ReadScatter(read_of_index(index, place, scatter.coordinates))
         gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
         found = add_all(gradient, again, adjoints, CHUNKS["whole"])
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -505,7 +505,7 @@ def test_few_keys_have_small_programs(
 ) -> None:
     call = replace(CALL, head_dim=dim, value_dim=dim)
     traced = capture_mods(read_mods(*mods), torch.float32, "cpu")
-    compiled = driver.Compiled(traced, replace(BUILD, call=call))
+    compiled = driver.CompiledMods(traced, replace(BUILD, call=call))
     for keys in (1, 200, 256, 257, 1000, 1024, 1025, 3000, 4096, 4097):
         found = compiled.under(compiled.proofs((8, 8, 5000, keys), ())).rows
         assert (found.tile.residents > 1) == (keys <= most)
@@ -534,7 +534,7 @@ def test_narrow_bands_have_small_programs(name: str) -> None:
     for n in (100, 256, 257, 508, 509, 512, 513, 3000):
         signature = read_mods(None, make(n))
         traced = capture_mods(signature, torch.float32, "cpu")
-        compiled = driver.Compiled(traced, replace(BUILD, call=call))
+        compiled = driver.CompiledMods(traced, replace(BUILD, call=call))
         captures = compiled.attention.arguments(signature.captures)
         proofs = compiled.proofs((8, 8, 5000, 5000), captures)
         assert proofs.few_keys == (n <= most)
@@ -546,7 +546,7 @@ def test_bands_of_unknown_width_have_large_programs() -> None:
     mask: Any = lambda b, h, q, k: (q >= k) & (q - k < widths[h])  # noqa: E731
     traced = capture_mods(read_mods(None, mask), torch.float32, "cpu")
     call = replace(CALL, head_dim=128, value_dim=128)
-    compiled = driver.Compiled(traced, replace(BUILD, call=call))
+    compiled = driver.CompiledMods(traced, replace(BUILD, call=call))
     assert not compiled.proofs((8, 8, 5000, 5000), [widths]).few_keys
 
 
@@ -565,7 +565,7 @@ def test_few_keys_are_no_fact_where_tiles_do_not_depend_on_them(
     given: dict[str, Any],
 ) -> None:
     traced = capture_mods(read_mods(None, causal_mask), torch.float32, "cpu")
-    compiled = driver.Compiled(traced, replace(BUILD, **given))
+    compiled = driver.CompiledMods(traced, replace(BUILD, **given))
     assert not compiled.proofs((8, 8, 5000, 100), ()).few_keys
 
 

@@ -67,7 +67,7 @@ def source_of(rows: SSAValue) -> SSAValue:
     return rows
 
 
-def arguments_of(op: Operation) -> list[SSAValue]:
+def kernel_arguments(op: Operation) -> list[SSAValue]:
     """Return the values that become arguments of an op's kernel.
 
     These values are the operands and the results of the op. If the kernel absorbs ops,
@@ -84,7 +84,7 @@ def arguments_of(op: Operation) -> list[SSAValue]:
 def entry_block(op: Operation) -> Block:
     """Return a kernel's entry block, whose arguments for results are memrefs."""
     check_absorbed_ops(op)
-    values = arguments_of(op)
+    values = kernel_arguments(op)
     types = [_memref(v.type) if v in op.results else v.type for v in values]
     block = Block(arg_types=types)
     for arg, value in zip(block.args, values, strict=True):
@@ -121,7 +121,7 @@ def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
     """Return the attribute that lists the arguments with an op's `alignment`."""
     if "alignment" not in op.properties:
         return {}
-    numbers = [i for i, v in enumerate(arguments_of(op)) if v in values]
+    numbers = [i for i, v in enumerate(kernel_arguments(op)) if v in values]
     return {"aligned": DenseArrayBase.from_list(i64, numbers)}
 
 
@@ -129,7 +129,7 @@ def grid_of(
     op: Operation, batch: SSAValue, heads: SSAValue, rows: SSAValue
 ) -> dict[str, Attribute]:
     """Return the attribute with the arguments whose sizes the grid depends on."""
-    args = arguments_of(op)
+    args = kernel_arguments(op)
     numbers = [args.index(v) for v in (batch, heads, rows)]
     return {GRID_OF: DenseArrayBase.from_list(i32, numbers)}
 
@@ -152,7 +152,7 @@ class KernelBuilder:
         self.target = target
         self.block = entry_block(op)
         self.args: dict[SSAValue, SSAValue] = dict(
-            zip(arguments_of(op), self.block.args, strict=True)
+            zip(kernel_arguments(op), self.block.args, strict=True)
         )
         self.code = ScalarCode(self.block)
         self.extra: list[ParamAttr] = []

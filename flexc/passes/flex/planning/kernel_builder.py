@@ -229,19 +229,19 @@ Pair = tuple[SSAValue, SSAValue]
 
 
 @dataclass(frozen=True)
-class Span:
+class BlockSpan:
     """The first and the last existing position of a block."""
 
     first: SSAValue
     last: SSAValue
 
 
-def span_of(code: ScalarCode, block: SSAValue, at: Scalars, axis: str) -> Span:
+def span_of(code: ScalarCode, block: SSAValue, at: Scalars, axis: str) -> BlockSpan:
     """Return the positions of a block of rows ("q") or columns ("kv")."""
     size, end = at[f"{axis}_block"], code.sub(at[f"{axis}_len"], code.const(1))
     first = code.min(code.mul(block, size), end, f"{axis}_first")
     last = code.add(first, code.sub(size, code.const(1)))
-    return Span(first, code.min(last, end, f"{axis}_last"))
+    return BlockSpan(first, code.min(last, end, f"{axis}_last"))
 
 
 def existing(code: ScalarCode, index: SSAValue, size: SSAValue) -> SSAValue:
@@ -249,7 +249,7 @@ def existing(code: ScalarCode, index: SSAValue, size: SSAValue) -> SSAValue:
     return code.min(index, code.sub(size, code.const(1)), index.name_hint)
 
 
-def sample_pairs(code: ScalarCode, q: Span, kv: Span) -> list[Pair]:
+def sample_pairs(code: ScalarCode, q: BlockSpan, kv: BlockSpan) -> list[Pair]:
     """Return the pairs of a block that are sampled; some may coincide."""
     corners = [(row, c) for row in (q.first, q.last) for c in (kv.first, kv.last)]
     pairs = [*corners, (_middle(code, q), _middle(code, kv))]
@@ -261,17 +261,17 @@ def sample_pairs(code: ScalarCode, q: Span, kv: Span) -> list[Pair]:
     return pairs
 
 
-def _middle(code: ScalarCode, span: Span) -> SSAValue:
+def _middle(code: ScalarCode, span: BlockSpan) -> SSAValue:
     length = code.sub(span.last, span.first)
     half = code.insert(arith.ShRSIOp(length, code.const(1)))
     return code.add(span.first, half)
 
 
-def _next(code: ScalarCode, span: Span) -> SSAValue:
+def _next(code: ScalarCode, span: BlockSpan) -> SSAValue:
     return code.min(code.add(span.first, code.const(1)), span.last)
 
 
-def _within(code: ScalarCode, point: SSAValue, span: Span) -> SSAValue:
+def _within(code: ScalarCode, point: SSAValue, span: BlockSpan) -> SSAValue:
     return code.min(code.max(point, span.first), span.last)
 
 

@@ -52,7 +52,7 @@ captures.
 """
 
 
-class Sizes(NamedTuple):
+class TableSizes(NamedTuple):
     """The sizes of the classes, as scalars of a kernel."""
 
     batches: SSAValue
@@ -71,7 +71,7 @@ class TableBuilder:
     def __init__(
         self,
         program: PlanKernelBuilder,
-        sizes: Sizes,
+        sizes: TableSizes,
         memory: SSAValue,
         class_of: ClassOf,
         with_dead: bool = False,
@@ -303,10 +303,10 @@ class RowTableBuilder(TableBuilder):
         return found
 
 
-def sizes_of(program: PlanKernelBuilder) -> Sizes:
+def sizes_of(program: PlanKernelBuilder) -> TableSizes:
     """Return the numbers of batches, heads, rows and columns that a plan takes."""
     names = ("batches", "heads", "q_blocks", "kv_blocks")
-    return Sizes(*(program.uniform[name] for name in names))
+    return TableSizes(*(program.uniform[name] for name in names))
 
 
 def build_list_rows(mask: Region, classifier: Classifier | None) -> tile.KernelOp:
@@ -336,4 +336,6 @@ def build_order() -> tile.KernelOp:
         place = [at[name] for name in ("b", "h", "m", "n")]
         return code.insert(flex.LoadCaptureOp(at["classes"], place, inside=True))
 
-    return TableBuilder(program, Sizes(*dims), memory, class_of, with_dead=True).build()
+    return TableBuilder(
+        program, TableSizes(*dims), memory, class_of, with_dead=True
+    ).build()

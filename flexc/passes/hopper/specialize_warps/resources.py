@@ -46,11 +46,11 @@ from flexc.passes.targets.gluon import (
     REGISTERS,
     RESERVED_BYTES,
 )
-from flexc.passes.tile.tile_values import Lifetimes, defined_by
+from flexc.passes.tile.tile_values import Lifetimes, defined_values
 
 
 @dataclass(eq=False)
-class Ring:
+class SlotRing:
     """Slots in shared memory that hold some tiles in program order.
 
     A slot holds one tile for all parts, or one for each part. A `full` barrier says
@@ -114,7 +114,7 @@ class Ring:
 
 
 @dataclass(eq=False)
-class Outgoing(Ring):
+class Outgoing(SlotRing):
     """A slot for each part, of a tile that the writer adds to memory.
 
     The part of a slot fills it, and the writer returns it.
@@ -169,7 +169,7 @@ class Key(NamedTuple):
 
 def assign_rings(
     parts: PartsOp, staged: Sequence[tile.LoadOp], slots: int
-) -> dict[tile.LoadOp, Ring]:
+) -> dict[tile.LoadOp, SlotRing]:
     """Return a ring for each load.
 
     Loads of a tensor share a ring if one of them is in a loop and their tile types are
@@ -180,27 +180,27 @@ def assign_rings(
     for load in staged:
         if isinstance(load.parent_op(), scf.ForOp):
             in_loops.setdefault(_key(load, varying), _name(load))
-    rings: dict[tile.LoadOp, Ring] = {}
-    shared: dict[Key, Ring] = {}
+    rings: dict[tile.LoadOp, SlotRing] = {}
+    shared: dict[Key, SlotRing] = {}
     for load in staged:
         key = _key(load, varying)
         ring = shared.get(key)
         if ring is None:
             count = parts.count.value.data if key.per_part else 1
-            ring = Ring(_name(load), key.type, 1, count, True, key.per_part)
+            ring = SlotRing(_name(load), key.type, 1, count, True, key.per_part)
             if key in in_loops:
                 if key.per_part:
                     raise ScheduleError(
                         f"a load of {name_of(load)} in a loop depends on the part"
                     )
-                ring = Ring(in_loops[key], key.type, slots, 1)
+                ring = SlotRing(in_loops[key], key.type, slots, 1)
                 shared[key] = ring
         ring.loads.append(load)
         rings[load] = ring
     return rings
 
 
-def add_vectors(rings: Mapping[tile.LoadOp, Ring], companions: Companions) -> None:
+def add_vectors(rings: Mapping[tile.LoadOp, SlotRing], companions: Companions) -> None:
     """Give rings the vectors that are copied along with their matrices.
 
     Raise `ScheduleError` if only some of a ring's slots have a vector.
@@ -235,18 +235,18 @@ free.
 
 def assign_exchanges(
     parts: PartsOp, staged: Sequence[tile.LoadOp]
-) -> dict[SSAValue, Ring]:
+) -> dict[SSAValue, SlotRing]:
     """Map values that parts share to the rings that hold them.
 
     Consumers fill these rings. A tile that is copied to shared memory needs no ring.
     Raise `ScheduleError` if a part may read a tile after it shares the next one.
     """
-    count, found = parts.count.value.data, dict[SSAValue, Ring]()
+    count, found = parts.count.value.data, dict[SSAValue, SlotRing]()
     for op in parts.body.walk():
         if isinstance(op, ShareOp) and not is_loaded(op, staged):
             assert isinstance(op.value.type, TileType)
             name = op.value.name_hint or "shared"
-            ring = Ring(name, op.value.type, EXCHANGED, count)
+            ring = SlotRing(name, op.value.type, EXCHANGED, count)
             for value in dependent_on(op.result):
                 if isinstance(value.type, SharesType):
                     found[value] = ring
@@ -295,7 +295,7 @@ class Output:
     name: str
     type: TileType
     parts: int
-    ring: Ring | None
+    ring: SlotRing | None
     is_reused: bool = False
     """True if an earlier output may still leave through the slots."""
     shared: SSAValue = field(init=False)
@@ -314,7 +314,7 @@ class Output:
 
 
 def assign_outputs(
-    kernel: tile.KernelOp, parts: PartsOp, rings: Collection[Ring]
+    kernel: tile.KernelOp, parts: PartsOp, rings: Collection[SlotRing]
 ) -> dict[Operation, Output]:
     """Return the slots of each addition of a product, and of each store after loops.
 
@@ -337,7 +337,7 @@ def assign_outputs(
                 ring = Outgoing(name, type_, 1, count, per_part=True)
             output = Output(name, type_, count, ring, is_reused=ring is None)
             outputs[add] = sums.setdefault((add.memref, type_), output)
-    used: set[Ring] = set()
+    used: set[SlotRing] = set()
     for store in parts.body.block.ops:
         type_ = store.value.type if isinstance(store, tile.StoreOp) else None
         if not isinstance(store, tile.StoreOp) or not isinstance(type_, TileType):
@@ -362,7 +362,7 @@ def output_name(op: tile.StoreOp | tile.AddToOp) -> str:
     return op.value.name_hint or op.memref.name_hint or "out"
 
 
-def is_shared(ring: Ring) -> bool:
+def is_shared(ring: SlotRing) -> bool:
     """Return True if other parts read a part's tile."""
     return any(
         isinstance(use.operation, ShareOp)
@@ -371,7 +371,7 @@ def is_shared(ring: Ring) -> bool:
     )
 
 
-def _is_read(ring: Ring, store: tile.StoreOp) -> bool:
+def _is_read(ring: SlotRing, store: tile.StoreOp) -> bool:
     """Return True if all reads of a ring's tiles come before a store."""
     return all(op.is_before_in_block(store) for op in released_after(ring.loads))
 
@@ -380,7 +380,7 @@ Released = Mapping[Operation, Sequence[tile.LoadOp]]
 
 
 def check_slots(
-    block: Block, rings: Mapping[tile.LoadOp, Ring], released: Released
+    block: Block, rings: Mapping[tile.LoadOp, SlotRing], released: Released
 ) -> None:
     """Raise `ScheduleError` if a ring has too few slots for the loads of a block.
 
@@ -395,14 +395,14 @@ def check_slots(
 class _Walk:
     """A walk over ops in program order that counts the tiles held of each ring."""
 
-    def __init__(self, rings: Mapping[tile.LoadOp, Ring], released: Released):
+    def __init__(self, rings: Mapping[tile.LoadOp, SlotRing], released: Released):
         self.rings = rings
         self.released = released
 
-    def visit(self, block: Block, held: Counter[Ring]) -> None:
+    def visit(self, block: Block, held: Counter[SlotRing]) -> None:
         """Visit a block that is entered with `held` tiles of each ring."""
         ops = list(block.ops)
-        given_back: dict[int, list[Ring]] = {}
+        given_back: dict[int, list[SlotRing]] = {}
         for op, place in completions(ops).items():
             given_back.setdefault(place, []).extend(
                 self.rings[load] for load in self.released.get(op, ())
@@ -415,7 +415,7 @@ class _Walk:
                 self.visit(op.body.block, held.copy())
 
     @staticmethod
-    def hold(ring: Ring, held: Counter[Ring]) -> None:
+    def hold(ring: SlotRing, held: Counter[SlotRing]) -> None:
         held[ring] += 1
         if not ring.stays and held[ring] > ring.slots:
             raise ScheduleError(
@@ -493,7 +493,7 @@ def is_in_memory(value: SSAValue, staged: Collection[SSAValue]) -> bool:
 def tiles_of(block: Block) -> Iterator[SSAValue]:
     """Yield all matrices that ops of a block define or loops in it carry."""
     for op in block.walk():
-        yield from (v for v in defined_by(op) if len(shape_of(v.type)) == 2)
+        yield from (v for v in defined_values(op) if len(shape_of(v.type)) == 2)
 
 
 def lives_until(lives: Lifetimes, value: SSAValue, op: tile.DotOp) -> bool:
@@ -539,7 +539,7 @@ def consumer_registers(consumers: int, residents: int = 1) -> int:
     return min(share, MOST_REGISTERS)
 
 
-def needed_bytes(users: Iterable[Ring | Output | Turns]) -> int:
+def needed_bytes(users: Iterable[SlotRing | Output | Turns]) -> int:
     """Return the shared memory of slots and barriers."""
     return sum(user.bytes for user in users)
 
@@ -551,7 +551,7 @@ def share_of(limit: int, residents: int) -> int:
 
 def shrink_rings(
     block: Block,
-    rings: Mapping[tile.LoadOp, Ring],
+    rings: Mapping[tile.LoadOp, SlotRing],
     released: Released,
     excess: int,
 ) -> None:
@@ -573,7 +573,7 @@ def shrink_rings(
 
 
 def check_shared_memory(
-    users: Iterable[Ring | Output | Turns], limit: int, residents: int = 1
+    users: Iterable[SlotRing | Output | Turns], limit: int, residents: int = 1
 ) -> None:
     """Raise `ScheduleError` if slots and barriers exceed a program's shared memory.
 

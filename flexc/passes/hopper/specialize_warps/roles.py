@@ -35,7 +35,7 @@ from flexc.passes.hopper.specialize_warps.loads import Companions
 from flexc.passes.hopper.specialize_warps.resources import (
     Outgoing,
     Output,
-    Ring,
+    SlotRing,
     Turns,
 )
 from flexc.passes.hopper.specialize_warps.slices import Slice
@@ -48,8 +48,8 @@ class RolePlan:
     """Decisions about a kernel that both roles follow."""
 
     parts: PartsOp
-    rings: Mapping[tile.LoadOp, Ring]
-    exchanges: Mapping[SSAValue, Ring]
+    rings: Mapping[tile.LoadOp, SlotRing]
+    exchanges: Mapping[SSAValue, SlotRing]
     """The rings of the tiles that parts share."""
     companions: Companions
     outputs: Mapping[Operation, Output]
@@ -60,7 +60,7 @@ class RolePlan:
     def consumers(self) -> int:
         return self.parts.count.value.data
 
-    def all_rings(self) -> list[Ring]:
+    def all_rings(self) -> list[SlotRing]:
         """Return each ring once, in the order of the first load or share of each."""
         rings = [*self.rings.values(), *self.exchanges.values()]
         return list(dict.fromkeys([*rings, *self.outgoing.values()]))
@@ -74,7 +74,7 @@ class RolePlan:
             if isinstance(op, tile.AddToOp) and isinstance(output.ring, Outgoing)
         }
 
-    def rings_within(self, loop: scf.ForOp) -> list[Ring]:
+    def rings_within(self, loop: scf.ForOp) -> list[SlotRing]:
         """Return the rings whose slots change while a loop runs."""
         within = [r for o, r in self.rings.items() if loop.is_ancestor(o)]
         within += [r for v, r in self.exchanges.items() if loop.is_ancestor(v.owner)]
@@ -116,15 +116,15 @@ class RoleCode:
     def finish(self) -> None:
         """Append the role's last ops before its terminator."""
 
-    def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
+    def rings(self, rings: Sequence[SlotRing]) -> Sequence[SlotRing]:
         """Return those rings whose tiles this role counts."""
         return rings
 
-    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+    def load(self, op: tile.LoadOp, ring: SlotRing) -> None:
         """Write what this role does at a load that is a copy."""
         raise NotImplementedError
 
-    def release(self, op: tile.LoadOp, ring: Ring) -> None:
+    def release(self, op: tile.LoadOp, ring: SlotRing) -> None:
         """Write what this role does after the last use of a load's tile."""
 
     def leaf(self, op: Operation) -> None:
@@ -215,7 +215,7 @@ class RoleCode:
             self.constants[value].name_hint = f"c{value}"
         return self.constants[value]
 
-    def take(self, ring: Ring) -> tuple[SSAValue, SSAValue]:
+    def take(self, ring: SlotRing) -> tuple[SSAValue, SSAValue]:
         """Return the slot and the phase's parity of a ring's next tile; count it."""
         at = self.at[ring]
         place = self.place(ring, at)
@@ -225,7 +225,7 @@ class RoleCode:
             self.at[ring] = self.code.add(at, self.const(1), f"{ring.name}_at")
         return place
 
-    def place(self, ring: Ring, at: SSAValue) -> tuple[SSAValue, SSAValue]:
+    def place(self, ring: SlotRing, at: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Return the slot and the phase's parity of a ring's tile number `at`."""
         last = ring.slots - 1
         if (number := int_constant(at)) is not None:
@@ -243,7 +243,7 @@ class RoleCode:
         parity.name_hint = f"{name}_parity"
         return slot, parity
 
-    def await_empty(self, ring: Ring, slot: SSAValue, parity: SSAValue) -> AwaitOp:
+    def await_empty(self, ring: SlotRing, slot: SSAValue, parity: SSAValue) -> AwaitOp:
         """Append the wait until the previous tile of a slot has been read.
 
         The first tile of a slot has nothing to wait for; each use of a tile ends a
@@ -258,12 +258,12 @@ class RoleCode:
         self.code.builder.insert(wait)
         return wait
 
-    def state(self, rings: Sequence[Ring]) -> list[SSAValue]:
+    def state(self, rings: Sequence[SlotRing]) -> list[SSAValue]:
         """Return the numbers of the role's own that a loop carries."""
         counts = [self.at[ring] for ring in rings]
         return counts if self.seen is None else [*counts, self.seen]
 
-    def set_state(self, rings: Sequence[Ring], values: Sequence[SSAValue]) -> None:
+    def set_state(self, rings: Sequence[SlotRing], values: Sequence[SSAValue]) -> None:
         """Replace what `state` returns."""
         if self.seen is not None:
             *values, self.seen = values
@@ -301,7 +301,7 @@ class ConsumerCode(RoleCode):
         is_copied = op in self.staged or op in self.plan.companions
         return () if is_copied else op.operands
 
-    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+    def load(self, op: tile.LoadOp, ring: SlotRing) -> None:
         """Write the wait for a tile; map the load's result to a view of the slot."""
         if ring.stays:
             barrier = parity = self.const(0)
@@ -313,7 +313,7 @@ class ConsumerCode(RoleCode):
         view = self.code.insert(SlotOp(ring.shared, slot))
         self.map(op.result, view)
 
-    def release(self, op: tile.LoadOp, ring: Ring) -> None:
+    def release(self, op: tile.LoadOp, ring: SlotRing) -> None:
         """Write the arrival at the barrier that gives the load's slot back."""
         if ring.empty is not None:
             slot = self.slots[op]
@@ -359,7 +359,7 @@ class ConsumerCode(RoleCode):
         view = self.code.insert(SlotOp(shared, self.slots[matrix]))
         self.map(op.result, self.code.insert(ReadViewOp(view)))
 
-    def share(self, op: ShareOp, ring: Ring) -> None:
+    def share(self, op: ShareOp, ring: SlotRing) -> None:
         """Write this part's tile to the ring; map the result to the tile's number."""
         number = self.at[ring]
         slot, _ = self.take(ring)
@@ -387,7 +387,7 @@ class ConsumerCode(RoleCode):
             self.code.builder.insert(AwaitOp(ring.full, slot, parity))
         return self.view(ring, slot, self.of(op.number))
 
-    def view(self, ring: Ring, slot: SSAValue, part: SSAValue) -> SSAValue:
+    def view(self, ring: SlotRing, slot: SSAValue, part: SSAValue) -> SSAValue:
         """Return a view of a part's tile in a slot."""
         first = self.code.mul(slot, self.const(ring.tiles))
         return self.code.insert(SlotOp(ring.shared, self.code.add(first, part)))

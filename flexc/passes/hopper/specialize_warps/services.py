@@ -23,7 +23,7 @@ from flexc.dialects.tile.schedule import (
 )
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import product_of
-from flexc.passes.hopper.specialize_warps.resources import Outgoing, Ring
+from flexc.passes.hopper.specialize_warps.resources import Outgoing, SlotRing
 from flexc.passes.hopper.specialize_warps.roles import ORDER_OPS, RoleCode, RolePlan
 from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 
@@ -84,10 +84,10 @@ class ProducerCode(ServiceCode):
     def __init__(self, plan: RolePlan):
         super().__init__(plan, plan.rings)
 
-    def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
+    def rings(self, rings: Sequence[SlotRing]) -> Sequence[SlotRing]:
         return [ring for ring in rings if ring.loads]
 
-    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+    def load(self, op: tile.LoadOp, ring: SlotRing) -> None:
         """Start the copy of a tile, or of one for each part, once a slot is free."""
         slot, full = self.const(0), ring.full
         if ring.stays:
@@ -110,7 +110,12 @@ class ProducerCode(ServiceCode):
                 self.code.builder.insert(copy)
 
     def copy(
-        self, op: tile.LoadOp, ring: Ring, slot: SSAValue, barrier: SSAValue, part: int
+        self,
+        op: tile.LoadOp,
+        ring: SlotRing,
+        slot: SSAValue,
+        barrier: SSAValue,
+        part: int,
     ) -> None:
         """Start the copy of one part's tile."""
         known: dict[SSAValue, SSAValue] = {}
@@ -128,7 +133,7 @@ class WriterCode(ServiceCode):
         super().__init__(plan, [*plan.outgoing, *plan.turns.additions, *ends])
         self.seen = self.const(0)
 
-    def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
+    def rings(self, rings: Sequence[SlotRing]) -> Sequence[SlotRing]:
         return [ring for ring in rings if isinstance(ring, Outgoing)]
 
     def read(self, op: Operation) -> Sequence[SSAValue]:
@@ -139,7 +144,7 @@ class WriterCode(ServiceCode):
             return [*op.indices, *op.turn]
         return super().read(op)
 
-    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+    def load(self, op: tile.LoadOp, ring: SlotRing) -> None:
         """Do nothing: the producer copies tiles in."""
 
     def leaf(self, op: Operation) -> None:

@@ -123,7 +123,7 @@ def build_classifier(mask: Region, max_length: int, fits: bool) -> Proof[Classif
     """
     facts = MaskFacts(mask, max_length, fits)
     block = BlockCode(facts)
-    solver = Solver(block)
+    solver = BlockSolver(block)
     answers = [solver.empty(mask_formula(mask, negated)) for negated in (False, True)]
     block.code.yield_(*answers)
     simplify_region(block.region, _known(block))
@@ -172,7 +172,7 @@ def items_of(condition: Condition) -> tuple[list[Item], list[Some]]:
             return [condition], []
 
 
-class Solver:
+class BlockSolver:
     """A writer of code that proves that conditions have no solution in a block."""
 
     def __init__(self, block: BlockCode):

@@ -30,7 +30,7 @@ NO_NEGATIVE_ZERO = (
 """Ops that never yield -0."""
 
 
-def is_zero(value: float | None, sign: float) -> bool:
+def is_signed_zero(value: float | None, sign: float) -> bool:
     """Return True if a constant is the zero with the sign `sign`."""
     if value is None:
         return False
@@ -41,16 +41,16 @@ def add(op: Operation, site: Site) -> SSAValue | None:
     """Rewrite x + -0 -> x; x + 0 -> x if x cannot be -0 (-0 + 0 is 0)."""
     x, y = op.operands
     c = float_constant(y)
-    if is_zero(c, -1.0):
+    if is_signed_zero(c, -1.0):
         return x
     proven = isinstance(x.owner, NO_NEGATIVE_ZERO)
-    return x if is_zero(c, 1.0) and proven else None
+    return x if is_signed_zero(c, 1.0) and proven else None
 
 
 def subtract(op: Operation, site: Site) -> SSAValue | None:
     """Rewrite x - 0 -> x."""
     x, y = op.operands
-    return x if is_zero(float_constant(y), 1.0) else None
+    return x if is_signed_zero(float_constant(y), 1.0) else None
 
 
 def multiply(op: Operation, site: Site) -> SSAValue | None:
@@ -123,7 +123,7 @@ def opposite_constant(value: SSAValue, site: Site) -> SSAValue | None:
     return site.const(-number, value.type)
 
 
-def opposite(value: SSAValue, site: Site) -> SSAValue | None:
+def negation_for_free(value: SSAValue, site: Site) -> SSAValue | None:
     """Return the negated value if this adds no op, else None."""
     return negation_of(value) or opposite_constant(value, site)
 
@@ -150,7 +150,7 @@ def of_both(op: Operation, site: Site) -> SSAValue | None:
     assert isinstance(op, arith.MulfOp | arith.DivfOp)
     if negation_of(op.lhs) is None and negation_of(op.rhs) is None:
         return None
-    x, y = opposite(op.lhs, site), opposite(op.rhs, site)
+    x, y = negation_for_free(op.lhs, site), negation_for_free(op.rhs, site)
     return None if x is None or y is None else site.insert(type(op)(x, y))
 
 

@@ -215,7 +215,7 @@ def interval_of(number: Number) -> Interval:
     return number if isinstance(number, Interval) else point(number)
 
 
-class Origin(Enum):
+class IntegerOrigin(Enum):
     """The source of an integer, which decides the type of the arithmetic."""
 
     NUMBER = auto()
@@ -264,48 +264,52 @@ class ExactRanges(ValueRanges):
 
     def __init__(self, region: Region, known: Mapping[SSAValue, Interval]):
         super().__init__(known)
-        self._origins: dict[SSAValue, Origin] = dict.fromkeys(
-            position_args(region), Origin.POSITION
+        self._origins: dict[SSAValue, IntegerOrigin] = dict.fromkeys(
+            position_args(region), IntegerOrigin.POSITION
         )
 
-    def origin(self, value: SSAValue) -> Origin:
+    def origin(self, value: SSAValue) -> IntegerOrigin:
         """Return the source of an integer."""
         found = self._origins.get(value)
         if found is None:
             found = self._origins[value] = self._origin(value)
         return found
 
-    def _origin(self, value: SSAValue) -> Origin:
+    def _origin(self, value: SSAValue) -> IntegerOrigin:
         if not isa(value.type, IntegerType) or value.type == i1:
-            return Origin.OTHER
+            return IntegerOrigin.OTHER
         match value.owner:
             case Block() | arith.ConstantOp() | flex.DimOp():
-                return Origin.NUMBER
+                return IntegerOrigin.NUMBER
             case arith.TruncIOp(input=source):
                 # The frontend truncates captured numbers. Other truncations are the
                 # user's.
-                number = self.origin(source) is Origin.NUMBER
-                return Origin.NUMBER if number else Origin.OTHER
+                number = self.origin(source) is IntegerOrigin.NUMBER
+                return IntegerOrigin.NUMBER if number else IntegerOrigin.OTHER
             case arith.SelectOp(lhs=a, rhs=b):
                 return self.meet((a, b))
             case Operation() as op if isinstance(op, ARITHMETIC):
                 return self.meet(op.operands)
             case _:
-                return Origin.OTHER
+                return IntegerOrigin.OTHER
 
-    def meet(self, values: Iterable[SSAValue]) -> Origin:
+    def meet(self, values: Iterable[SSAValue]) -> IntegerOrigin:
         """Return the combined source of the operands of an op.
 
         Positions take precedence over loaded values, and loaded values over numbers.
         """
         origins = [self.origin(v) for v in values]
-        if Origin.POSITION in origins:
-            return Origin.POSITION
-        return Origin.OTHER if Origin.OTHER in origins else Origin.NUMBER
+        if IntegerOrigin.POSITION in origins:
+            return IntegerOrigin.POSITION
+        return (
+            IntegerOrigin.OTHER
+            if IntegerOrigin.OTHER in origins
+            else IntegerOrigin.NUMBER
+        )
 
     def is_exact(self, value: SSAValue) -> bool:
         """Return True if a value equals the result of int64 arithmetic."""
-        return self.origin(value) is not Origin.OTHER
+        return self.origin(value) is not IntegerOrigin.OTHER
 
     def fits(self, value: SSAValue) -> bool:
         """Return True if a value's type holds its range."""

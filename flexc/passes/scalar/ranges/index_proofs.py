@@ -21,9 +21,9 @@ from flexc.dialects import flex
 from flexc.passes.scalar.ranges.exact_ranges import (
     ARITHMETIC,
     ExactRanges,
+    IntegerOrigin,
     Known,
     Number,
-    Origin,
     interval_of,
     is_negative,
     known_of_call,
@@ -65,7 +65,7 @@ class IndexWidths:
         """Return the operands whose exact values a comparison, cast or load reads."""
         match op:
             case arith.CmpiOp(lhs=a, rhs=b):
-                exact = self.ranges.meet((a, b)) is not Origin.OTHER
+                exact = self.ranges.meet((a, b)) is not IntegerOrigin.OTHER
                 return (a, b) if exact else ()
             case arith.SIToFPOp(input=source):
                 return (source,)

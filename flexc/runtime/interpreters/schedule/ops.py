@@ -25,7 +25,7 @@ from xdsl.utils.exceptions import InterpretationError
 from flexc.dialects.tile import schedule
 from flexc.runtime.interpreters.memory import load_tile, verify_same_dtype
 from flexc.runtime.interpreters.schedule.program import (
-    Product,
+    PendingProduct,
     Wait,
     at_switch,
     begin_reads,
@@ -36,7 +36,7 @@ from flexc.runtime.interpreters.schedule.synchronization import (
     Barrier,
     CopyIn,
     CopyOut,
-    Slot,
+    SlotState,
     View,
     Write,
 )
@@ -175,7 +175,7 @@ class ScheduleFunctions(InterpreterFunctions):
         type_, name = op.result.type, value_name(op.result, "shared")
         dtype, shape = dtype_of(type_.tile.element_type), type_.tile.get_shape()
         slots = [
-            Slot(f"{name}[{i}]", torch.empty(shape, dtype=dtype))
+            SlotState(f"{name}[{i}]", torch.empty(shape, dtype=dtype))
             for i in range(type_.slots.data)
         ]
         for slot in slots:
@@ -332,9 +332,9 @@ class ScheduleFunctions(InterpreterFunctions):
         wide = self.compute_dtype or dtype
         value = numbers(lhs).to(wide) @ numbers(rhs).to(wide)
         for total in acc:
-            total = total.value if isinstance(total, Product) else total
+            total = total.value if isinstance(total, PendingProduct) else total
             value = value + total.to(wide)
-        product = Product(value.to(dtype), reads)
+        product = PendingProduct(value.to(dtype), reads)
         running.current.products.append(product)
         return (product,)
 

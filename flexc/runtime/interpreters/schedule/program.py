@@ -23,7 +23,7 @@ from flexc.runtime.interpreters.schedule.synchronization import (
     CopyOut,
     Read,
     Shares,
-    Slot,
+    SlotState,
     Stamp,
     View,
     Write,
@@ -108,7 +108,7 @@ class Wait(NamedTuple):
 
 
 @dataclass(eq=False)
-class Product:
+class PendingProduct:
     """A matrix product, which reads its operands until the product is complete."""
 
     value: Tensor
@@ -124,7 +124,7 @@ class Agent:
     clock: Clock = field(default_factory=dict)
     coroutine: Coroutine | None = None
     wait: Wait | None = None
-    products: list[Product] = field(default_factory=list)
+    products: list[PendingProduct] = field(default_factory=list)
     copies: list[CopyOut] = field(default_factory=list)
     """The copies out that still read their slots."""
     leaving: list[CopyOut] = field(default_factory=list)
@@ -266,7 +266,7 @@ class ScheduledProgram:
         self.interleaving = interleaving
         self.main = Agent("the program")
         self.current = self.main
-        self.slots: list[Slot] = []
+        self.slots: list[SlotState] = []
         self.copies: list[CopyIn] = []
         self.ended: list[Agent] = []
         """The roles that have ended; their copies out land when the program ends."""

@@ -61,7 +61,7 @@ class Read:
 
 
 @dataclass(eq=False)
-class Slot:
+class SlotState:
     """The values of one slot, the last write, and the reads since that write."""
 
     name: str
@@ -128,7 +128,7 @@ class Slot:
 class View:
     """A part of a slot's memory, such as its transpose or some columns."""
 
-    slot: Slot
+    slot: SlotState
     tensor: Tensor
     """The part's values, a view of the slot's memory."""
 
@@ -207,7 +207,7 @@ class CopyIn:
     """A tile in flight to a slot."""
 
     tile: Tensor
-    slot: Slot
+    slot: SlotState
     write: Write
     barrier: Barrier
 

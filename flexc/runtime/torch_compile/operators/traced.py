@@ -28,7 +28,7 @@ from flexc.runtime.autograd.derivatives import (
     spread,
 )
 from flexc.runtime.autograd.functions import is_differentiated
-from flexc.runtime.autograd.template import Reads
+from flexc.runtime.autograd.template import ReadFacts
 from flexc.runtime.inputs.arguments import Results
 from flexc.runtime.inputs.options import BACKENDS, Backend, resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
@@ -162,7 +162,7 @@ class TracedAttention(Attention):
         signature = self.mods.signature(self.signature.captures)
         return TracedAttention.of_eager(replace(self, signature=signature))
 
-    def reads(self) -> Reads:
+    def reads(self) -> ReadFacts:
         assert self.mods is not None
         return self.mods.reads(self.signature.captures)
 
