@@ -173,10 +173,6 @@ class Local:
     def result(self) -> Value:
         return self.value(self.op.results[0])
 
-    def varies(self, ssa: SSAValue) -> bool:
-        """Return True if a value depends on the differentiated variables."""
-        return ssa in self.code.varying
-
 
 Formula = Callable[[Local], Partial]
 
