@@ -25,7 +25,7 @@ from bench.timing import interleaved_medians
 from flexc.frontend.closures import read_mods
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.driver import trace_mods
-from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.plans import PlanningProblem
 from flexc.runtime.planner.tables import plan_problem
 from flexc.runtime.process.cache import cache_dir
 from tests.support.block_tables import differences
@@ -112,7 +112,10 @@ def compare(name: str, tokens: int, device: str, rounds: int) -> None:
 def plan(tokens: int, device: str) -> None:
     """Planning as `flex_attention(mask_mod=...)` does it."""
     signature = read_mods(None, documents(tokens, device))
-    problem, place = Problem(1, 1, tokens, tokens, 128, 128), torch.device(device)
+    problem, place = (
+        PlanningProblem(1, 1, tokens, tokens, 128, 128),
+        torch.device(device),
+    )
     backend = resolve_backend("auto", place)
 
     def run() -> None:

@@ -23,7 +23,7 @@ from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.kernels.driver import trace_mods
-from flexc.runtime.planner.plans import MOST_SUMMARIZED, Problem
+from flexc.runtime.planner.plans import MOST_SUMMARIZED, PlanningProblem
 from flexc.runtime.planner.tables import (
     KINDS,
     column_tables,
@@ -172,7 +172,7 @@ def planned(
     """The tables of a mask."""
     signature, mods = trace_mods(read_mods(None, mask), torch.float32, query.device)
     batch, heads, q_len = query.shape[:3]
-    problem = Problem(batch, heads, q_len, key.size(2), *block, derived)
+    problem = PlanningProblem(batch, heads, q_len, key.size(2), *block, derived)
     return plan_problem(signature, mods, problem, query.device, "cpp", both, refine)
 
 
