@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import BlockArgument, Region, SSAValue
 
 from flexc.dialects import flex
+from flexc.dialects.blocksparse import SegmentKind
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS, yielded
 from flexc.passes.masks.bounds.facts import Facts
@@ -106,6 +107,11 @@ class MaskProblem:
             above = all(any(is_beyond(e.term, 1) for e in r.lows) for r in live)
             below = all(any(is_beyond(e.term, -1) for e in r.highs) for r in live)
         return self.packed.placed(self.mask, tests=Tests(not above, not below))
+
+    def mask_of(self, kind: SegmentKind) -> Region | None:
+        """Return a copy of the mask that blocks of a kind test, or None."""
+        tests = self.has_mask and kind != SegmentKind.FULL
+        return self.tested.clone() if tests else None
 
     @cached_property
     def solved(self) -> Region:

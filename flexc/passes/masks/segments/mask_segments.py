@@ -221,7 +221,7 @@ class MaskSegments:
         assert masked is not None
         code.yield_(masked)
         facts = ["inside" if self.is_whole else "full_inside"]
-        mask = self.problem.tested.clone()
+        mask = self.problem.mask_of(SegmentKind.MIXED)
         return SegmentOp(SegmentKind.MIXED, bounds, block, mask, facts, partial)
 
     def all_partial(self) -> list[SegmentOp]:
@@ -277,7 +277,7 @@ class MaskSegments:
                 i = block_of(code, i, pieces)
             code.yield_(code.mul(i, code.const(self.block_n), name))
 
-        mask = None if kind == SegmentKind.FULL else self.problem.tested.clone()
+        mask = self.problem.mask_of(kind)
         return SegmentOp(kind, bounds, block, mask, ["inside"] * inside)
 
     def some_columns(

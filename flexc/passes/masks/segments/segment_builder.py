@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
@@ -43,15 +43,20 @@ class TableSegments:
 
     problem: MaskProblem
     block_n: int
+    trimmed: bool
+    """True if an iteration visits up to `block_n` columns of a listed block.
 
-    def segments(self, mask: Region | None) -> list[SegmentOp]:
+    The block at the last column may be incomplete. Its iterations may have no columns.
+    """
+
+    def segments(self) -> list[SegmentOp]:
         """Return the segments: partial blocks first, then full blocks."""
-        found = [self.segment(SegmentKind.PARTIAL, PARTIAL_TABLES, mask)]
+        found = [self.segment(SegmentKind.PARTIAL, PARTIAL_TABLES)]
         if len(self.problem.tables) == 4:
-            found.append(self.segment(SegmentKind.FULL, FULL_TABLES, None))
+            found.append(self.segment(SegmentKind.FULL, FULL_TABLES))
         return found
 
-    def segment(self, kind: SegmentKind, table: int, mask: Region | None) -> SegmentOp:
+    def segment(self, kind: SegmentKind, table: int) -> SegmentOp:
         """Return a segment over the blocks that one pair of tables lists."""
         row_name, _ = self.problem.axes
         bounds = self.problem.bounds_region()
@@ -64,9 +69,11 @@ class TableSegments:
         block = self.problem.block_region()
         code = ScalarCode(block.block)
         code.yield_(*self.visited(code, block.block, table + 1))
-        clone = None if mask is None else mask.clone()
-        facts = self.facts if clone is None else [*self.facts, *self.masked_facts]
-        return SegmentOp(kind, bounds, block, clone, facts)
+        mask, facts = self.problem.mask_of(kind), self.facts
+        if self.trimmed and mask is not None:
+            # The mask decides which listed columns are live.
+            facts = [*facts, "narrowed"]
+        return SegmentOp(kind, bounds, block, mask, facts)
 
     @property
     def sparse(self) -> tuple[int, int]:
@@ -75,9 +82,14 @@ class TableSegments:
         return self.problem.sparse_block
 
     @property
+    def step(self) -> int:
+        """The maximum number of columns of an iteration."""
+        return min(self.block_n, self.sparse[1])
+
+    @property
     def ratio(self) -> int:
         """The number of iterations for each listed block."""
-        return self.sparse[1] // self.block_n
+        return -(-self.sparse[1] // self.step)
 
     @property
     def is_whole(self) -> bool:
@@ -87,17 +99,27 @@ class TableSegments:
     @property
     def facts(self) -> list[str]:
         """The facts of the segments."""
-        return ["inside"] if self.is_whole else []
-
-    @property
-    def masked_facts(self) -> list[str]:
-        """Additional facts of segments with a mask."""
-        return []
+        may_skip = self.trimmed and self.ratio > 1 and not self.is_whole
+        return ["inside"] * (self.trimmed or self.is_whole) + ["may_skip"] * may_skip
 
     def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
-        """Return the operands of the block region's yield: the first column."""
-        first, _ = self.place(code, block, table)
-        return [first]
+        """Return the first column of an iteration; if trimmed, also their number."""
+        first, within = self.place(code, block, table)
+        if not self.trimmed:
+            return [first]
+        column_len, step = block.args[5], code.const(self.step)
+        left: list[SSAValue] = []
+        if within is not None and self.sparse[1] % self.step:
+            left.append(code.sub(code.const(self.sparse[1]), within))
+        if not self.is_whole:
+            left.append(code.sub(column_len, first))
+        count = step
+        for most in left:
+            count = code.min(count, most, "count")
+        if "may_skip" in self.facts:
+            last = code.sub(column_len, code.const(1))
+            first = code.min(first, last, first.name_hint)
+        return [first, count]
 
     def place(
         self, code: ScalarCode, block: Block, table: int
@@ -118,7 +140,7 @@ class TableSegments:
         if ratio == 1:
             return first, None
         within = code.rem(i, code.const(ratio))
-        within = code.mul(within, code.const(self.block_n))
+        within = code.mul(within, code.const(self.step))
         return code.add(first, within, name), within
 
     def load(
@@ -133,50 +155,6 @@ class TableSegments:
         return code.insert(flex.LoadCaptureOp(tensor, indices, inside=True), name)
 
 
-@dataclass(frozen=True)
-class TrimmedTableSegments(TableSegments):
-    """A builder of segments whose iterations visit up to `block_n` listed columns.
-
-    The block at the last column may be incomplete. Its iterations may have no columns.
-    """
-
-    @property
-    def step(self) -> int:
-        """The maximum number of columns of an iteration."""
-        return min(self.block_n, self.sparse[1])
-
-    @property
-    def ratio(self) -> int:
-        return -(-self.sparse[1] // self.step)
-
-    @property
-    def facts(self) -> list[str]:
-        skips = self.ratio > 1 and not self.is_whole
-        return ["inside", *(["may_skip"] if skips else [])]
-
-    @property
-    def masked_facts(self) -> list[str]:
-        """The fact "narrowed": the mask decides which listed columns are live."""
-        return ["narrowed"]
-
-    def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
-        """Return the first column of an iteration, and the number of its columns."""
-        first, within = self.place(code, block, table)
-        column_len, step = block.args[5], code.const(self.step)
-        left: list[SSAValue] = []
-        if within is not None and self.sparse[1] % self.step:
-            left.append(code.sub(code.const(self.sparse[1]), within))
-        if not self.is_whole:
-            left.append(code.sub(column_len, first))
-        count = step
-        for most in left:
-            count = code.min(count, most, "count")
-        if "may_skip" in self.facts:
-            last = code.sub(column_len, code.const(1))
-            first = code.min(first, last, first.name_hint)
-        return [first, count]
-
-
 def build_segments(
     problem: MaskProblem,
     sizes: TileSizes,
@@ -184,36 +162,31 @@ def build_segments(
     one_loop: OneLoop = "never",
 ) -> list[SegmentOp]:
     """Return segments that visit each live pair of an op once, in tiles of a size."""
-    mask = problem.tested if problem.has_mask else None
     if problem.tables:
-        kind = TrimmedTableSegments if trimmed else TableSegments
-        return kind(problem, sizes.block_n).segments(mask)
+        return TableSegments(problem, sizes.block_n, trimmed).segments()
     if trimmed:
         ranges, step = ranges_of(problem, sizes), sizes.block_n
         block, aligned = (sizes.block_m, 1), sizes.aligned_columns
         return MaskSegments(problem, ranges, *block, step, aligned).segments()
-    if mask is not None:
-        ranges = problem.ranges(sizes.block_m, sizes.block_n)
-        if isinstance(ranges, Proven):
-            block = sizes.block_m, sizes.block_n
-            made = MaskSegments(problem, ranges.value, *block, one_loop=one_loop)
-            return made.segments()
-    return range_segments(problem, sizes.block_n, mask)
+    found = problem.ranges(sizes.block_m, sizes.block_n)
+    if problem.has_mask and isinstance(found, Proven):
+        block = sizes.block_m, sizes.block_n
+        made = MaskSegments(problem, found.value, *block, one_loop=one_loop)
+        return made.segments()
+    return range_segments(problem, sizes.block_n)
 
 
 def ranges_of(problem: MaskProblem, sizes: TileSizes) -> KeyRanges:
-    """Return the ranges of columns of a mask; all columns if there is no mask.
+    """Return the ranges of columns of a mask.
 
     If no bounds are proved, all columns may be live and all may be dead. Ranges are
     valid for blocks of any size. The size decides only whether the mask alone may
     handle a test without ranges, such as one that holds in every other column.
     """
-    everything = (KeyRange(),)
-    if not problem.has_mask:
-        return KeyRanges(everything, ())
     ranges = problem.ranges(sizes.block_m, sizes.block_n)
     if isinstance(ranges, Proven):
         return ranges.value
+    everything = (KeyRange(),)
     return KeyRanges(everything, everything)
 
 
@@ -231,20 +204,16 @@ def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:
         # Tables come from masks that tend to give later queries, and so earlier keys,
         # more work.
         return TileOrder.ASCENDING if problem.transposed else TileOrder.DESCENDING
-    ranges = problem.ranges(sizes.block_m, sizes.block_n)
-    return tile_order(ranges.value) if isinstance(ranges, Proven) else None
+    return tile_order(ranges_of(problem, sizes))
 
 
-def range_segments(
-    problem: MaskProblem, n: int, mask: Region | None
-) -> list[SegmentOp]:
+def range_segments(problem: MaskProblem, n: int) -> list[SegmentOp]:
     """Return segments over all columns: whole blocks of n, and the incomplete block."""
     whole = range_segment(
         problem,
         n,
-        SegmentKind.FULL if mask is None else SegmentKind.PARTIAL,
+        SegmentKind.PARTIAL if problem.has_mask else SegmentKind.FULL,
         lambda c, length: (c.const(0), c.div(length, c.const(n))),
-        mask,
         inside=True,
     )
     if problem.column_multiple % n == 0:
@@ -254,7 +223,6 @@ def range_segments(
         n,
         SegmentKind.PARTIAL,
         lambda c, length: (c.div(length, c.const(n)), c.ceildiv(length, n)),
-        mask,
         inside=False,
     )
     return [whole, rest]
@@ -265,7 +233,6 @@ def range_segment(
     n: int,
     kind: SegmentKind,
     bounds_of: Callable[[ScalarCode, SSAValue], tuple[SSAValue, SSAValue]],
-    mask: Region | None,
     inside: bool,
 ) -> SegmentOp:
     """Return a segment of consecutive blocks. `bounds_of` maps the length to bounds."""
@@ -275,5 +242,4 @@ def range_segment(
     block = problem.block_region()
     code = ScalarCode(block.block)
     code.yield_(code.mul(block.block.args[3], code.const(n)))
-    clone = None if mask is None else mask.clone()
-    return SegmentOp(kind, bounds, block, clone, ["inside"] * inside)
+    return SegmentOp(kind, bounds, block, problem.mask_of(kind), ["inside"] * inside)
