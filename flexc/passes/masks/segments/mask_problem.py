@@ -21,7 +21,7 @@ from flexc.dialects.mod_region import INDEX_ARGS, yielded
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
 from flexc.passes.masks.bounds.terms import Constant, RowValue, Sum, Term
-from flexc.passes.masks.segments.sequences import PackedSequences, Tests
+from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar import Proof, Proven
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
@@ -106,7 +106,7 @@ class MaskProblem:
             live = self.solution.value.live
             above = all(any(is_beyond(e.term, 1) for e in r.lows) for r in live)
             below = all(any(is_beyond(e.term, -1) for e in r.highs) for r in live)
-        return self.packed.placed(self.mask, tests=Tests(not above, not below))
+        return self.packed.placed(self.mask, begin=not above, end=not below)
 
     def mask_of(self, kind: SegmentKind) -> Region | None:
         """Return a copy of the mask that blocks of a kind test, or None."""

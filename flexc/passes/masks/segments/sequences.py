@@ -9,9 +9,8 @@ as b, and of positions within it: masks have their bounds in closed form there. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from xdsl.dialects import arith
 from xdsl.ir import Operation, Region, SSAValue
@@ -73,11 +72,12 @@ class PackedSequences:
         return made
 
     def placed(
-        self, region: Region, first: int = 0, tests: Tests | None = None
+        self, region: Region, first: int = 0, begin: bool = False, end: bool = False
     ) -> Region:
         """Return a region that finds the sequence of a pair by its row.
 
-        If the region is a mask, `tests` make columns of other sequences dead.
+        If the region is a mask, `begin` and `end` make columns dead that are before the
+        sequence's begin, or from its end on.
         """
         made = region_like(region)
         given: list[SSAValue] = list(made.block.args)
@@ -94,8 +94,9 @@ class PackedSequences:
             for op in made.block.ops:
                 if isinstance(op, arith.CmpiOp | arith.SubiOp):
                     compare_packed(op, {own[0]: row, own[1]: column})
-        for predicate, end in here.tested(tests or Tests(False, False)):
-            inside = code.cmp(predicate, column, end)
+        tests = [("sge", here.column_start)] * begin + [("slt", here.column_end)] * end
+        for predicate, limit in tests:
+            inside = code.cmp(predicate, column, limit)
             found = [code.and_(inside, value) for value in found]
         code.yield_(*found)
         return made
@@ -104,13 +105,6 @@ class PackedSequences:
 def load(code: ScalarCode, tensor: SSAValue, index: SSAValue, name: str) -> SSAValue:
     """Write a read of a captured tensor, at an index that is in range."""
     return code.insert(flex.LoadCaptureOp(tensor, [index], inside=True), name)
-
-
-class Tests(NamedTuple):
-    """Tests that a column is of a sequence: from its begin on, and before its end."""
-
-    begin: bool
-    end: bool
 
 
 def compare_packed(op: Operation, packed: dict[SSAValue, SSAValue]) -> None:
@@ -163,10 +157,3 @@ class Place:
             load(code, columns, number, f"{column_name}_begin"),
             load(code, columns, after, f"{column_name}_end"),
         )
-
-    def tested(self, tests: Tests) -> Iterator[tuple[str, SSAValue]]:
-        """Yield the comparisons of columns with an end that are asked for."""
-        if tests.begin:
-            yield "sge", self.column_start
-        if tests.end:
-            yield "slt", self.column_end
