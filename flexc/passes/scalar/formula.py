@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr, i1
@@ -27,23 +28,26 @@ class Leaf:
     negated: bool = False
 
 
-@dataclass(frozen=True)
-class AllOf:
-    """A conjunction of formulas; true if it has no parts."""
-
-    parts: tuple[Formula, ...]
+Part = TypeVar("Part", covariant=True)
 
 
 @dataclass(frozen=True)
-class AnyOf:
-    """A disjunction of formulas; false if it has no parts."""
+class AllOf(Generic[Part]):
+    """A conjunction of parts; true if it has none."""
 
-    parts: tuple[Formula, ...]
+    parts: tuple[Part, ...]
 
 
-Formula = Leaf | AllOf | AnyOf
+@dataclass(frozen=True)
+class AnyOf(Generic[Part]):
+    """A disjunction of parts; false if it has none."""
 
-TRUE, FALSE = AllOf(()), AnyOf(())
+    parts: tuple[Part, ...]
+
+
+Formula = Leaf | AllOf["Formula"] | AnyOf["Formula"]
+
+TRUE, FALSE = AllOf[Formula](()), AnyOf[Formula](())
 
 
 def mask_formula(mask: Region, negated: bool = False) -> Formula:
@@ -109,7 +113,9 @@ def any_of(parts: Iterable[Formula]) -> Formula:
     return flat[0] if len(flat) == 1 else AnyOf(tuple(flat))
 
 
-def _flat(parts: Iterable[Formula], kind: type[AllOf] | type[AnyOf]) -> list[Formula]:
+def _flat(
+    parts: Iterable[Formula], kind: type[AllOf[Formula]] | type[AnyOf[Formula]]
+) -> list[Formula]:
     """Return the parts without duplicates, with the parts of nested `kind` formulas."""
     flat: dict[Formula, None] = {}
     for part in parts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.ir import Region, SSAValue
 
@@ -22,16 +23,14 @@ from flexc.passes.masks.blocks.constraints import (
     Bound,
     Condition,
     Constraints,
-    Every,
     Item,
     Pure,
     Residue,
-    Some,
 )
 from flexc.passes.masks.blocks.emitted_integers import Ends, Wide
 from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.canonicalization import simplify_region
-from flexc.passes.scalar.formula import Formula, Leaf, mask_formula
+from flexc.passes.scalar.formula import AllOf, AnyOf, Formula, Leaf, mask_formula
 from flexc.passes.scalar.ranges.intervals import INDEX, Interval
 from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear, MaskFacts, Terms
 
@@ -144,29 +143,26 @@ def _known(block: BlockCode) -> dict[SSAValue, Interval]:
 def count(condition: Condition) -> int:
     """Count the conjunctions of a condition's disjunctive normal form."""
     match condition:
-        case Some():
+        case AnyOf():
             return sum(map(count, condition.parts))
-        case Every():
-            total = 1
-            for part in condition.parts:
-                total *= count(part)
-            return total
+        case AllOf():
+            return prod(map(count, condition.parts))
         case _:
             return 1
 
 
-def items_of(condition: Condition) -> tuple[list[Item], list[Some]]:
+def items_of(condition: Condition) -> tuple[list[Item], list[AnyOf[Condition]]]:
     """Split a conjunction into items and disjunctions."""
     match condition:
-        case Every():
+        case AllOf():
             items: list[Item] = []
-            some: list[Some] = []
+            some: list[AnyOf[Condition]] = []
             for part in condition.parts:
                 more_items, more_some = items_of(part)
                 items += more_items
                 some += more_some
             return items, some
-        case Some():
+        case AnyOf():
             return [], [condition]
         case _:
             return [condition], []
@@ -188,15 +184,18 @@ class BlockSolver:
         given = list(dict.fromkeys([*given, *items]))
         if not some:
             return self._conjunction(given)
-        if count(Every(tuple(some))) <= MAX_CONJUNCTIONS:
+        if count(AllOf(tuple(some))) <= MAX_CONJUNCTIONS:
             first, *rest = sorted(some, key=count)
             return self._each(first, tuple(rest), given)
         return self.block.code.any_of([self._each(part, (), given) for part in some])
 
     def _each(
-        self, some: Some, rest: tuple[Some, ...], given: Sequence[Item]
+        self,
+        some: AnyOf[Condition],
+        rest: tuple[AnyOf[Condition], ...],
+        given: Sequence[Item],
     ) -> SSAValue:
-        parts = [self._empty(Every((p, *rest)), given) for p in some.parts]
+        parts = [self._empty(AllOf((p, *rest)), given) for p in some.parts]
         return self.block.code.all_of(parts)
 
     def _conjunction(self, items: Sequence[Item]) -> SSAValue:

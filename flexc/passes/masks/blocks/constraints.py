@@ -72,21 +72,7 @@ class Pure:
 Item = Bound | Residue | Pure | Leaf
 
 
-@dataclass(frozen=True)
-class Every:
-    """The conjunction of the parts."""
-
-    parts: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class Some:
-    """The disjunction of the parts."""
-
-    parts: tuple[Condition, ...]
-
-
-Condition = Item | Every | Some
+Condition = Item | AllOf["Condition"] | AnyOf["Condition"]
 
 Test = Literal["le", "eq", "ne"]
 """The comparison of a form with 0."""
@@ -103,9 +89,9 @@ class Constraints:
         axis = self.facts.pair_of(formula)
         match formula:
             case AllOf():
-                return Every(tuple(self.read(p) for p in formula.parts))
+                return AllOf(tuple(self.read(p) for p in formula.parts))
             case AnyOf() if axis == PAIR:
-                return Some(tuple(self.read(p) for p in formula.parts))
+                return AnyOf(tuple(self.read(p) for p in formula.parts))
             case Leaf() if axis != NOTHING:
                 return self._leaf(formula, axis)
             case _:
@@ -118,13 +104,13 @@ class Constraints:
         bounds = [] if found is None else self._bounds_of_position(found, axis)
         if not bounds:
             return Pure(axis, leaf)
-        return Every(tuple(Bound(b.form, b.kind, b.limit, leaf) for b in bounds))
+        return AllOf(tuple(Bound(b.form, b.kind, b.limit, leaf) for b in bounds))
 
     def _bounds_of_position(self, condition: Condition, axis: Along) -> list[Bound]:
         """Return the bounds of a position if the condition consists of them, else
         [].
         """
-        parts = condition.parts if isinstance(condition, Every) else (condition,)
+        parts = condition.parts if isinstance(condition, AllOf) else (condition,)
         form = ((self.facts.index(axis), 1),)
         bounds = [p for p in parts if isinstance(p, Bound) and p.form == form]
         return bounds if len(bounds) == len(parts) else []
@@ -161,8 +147,8 @@ class Constraints:
             if test == "le" and extreme is not None:
                 # max(a, b) <= 0 needs both parts; min(a, b) <= 0 needs one.
                 both = (extreme == "max") == (factor > 0)
-                return Every((one, other)) if both else Some((one, other))
-            return Some((Every((when_a, one)), Every((when_b, other))))
+                return AllOf((one, other)) if both else AnyOf((one, other))
+            return AnyOf((AllOf((when_a, one)), AllOf((when_b, other))))
         return self._unsplit(test, form)
 
     def _options(self, value: SSAValue) -> Options | None:
@@ -215,7 +201,7 @@ class Constraints:
             return None
         holds = {"le": shift.const <= 0, "eq": shift.const == 0}
         holds["ne"] = not holds["eq"]
-        return Every(()) if holds[test] else Some(())
+        return AllOf(()) if holds[test] else AnyOf(())
 
     def _division(
         self, test: Test, value: SSAValue, sign: int, shift: Linear
@@ -243,7 +229,7 @@ class Constraints:
         a, b = inside if test == "eq" else outside
         if a is None or b is None:
             return None
-        return Every((a, b)) if test == "eq" else Some((a, b))
+        return AllOf((a, b)) if test == "eq" else AnyOf((a, b))
 
     def _residue(
         self,
@@ -332,6 +318,6 @@ def bound(test: Test, terms: Terms, shift: Linear) -> Condition:
     divided = tuple((v, f // common) for v, f in form)
     quotient, rest = divmod(limit.const, common)
     if kind in ("eq", "ne") and rest:
-        return Some(()) if kind == "eq" else Every(())
+        return AnyOf(()) if kind == "eq" else AllOf(())
     up = kind == "ge" and rest != 0
     return Bound(divided, kind, Linear(const=quotient + up))
