@@ -29,12 +29,12 @@ from flexc.dialects.mod_region import INDEX_ARGS, yielded
 from flexc.passes.flex.flex_simplify_mods import MOD, first_args
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_bounds import Solver
-from flexc.passes.masks.bounds.key_ranges import MAX_ALTERNATIVES, conjunctions
+from flexc.passes.masks.bounds.key_ranges import MAX_ALTERNATIVES
 from flexc.passes.masks.bounds.terms import Atom, KeyBound, symbols
 from flexc.passes.masks.bounds.widths import term_range
 from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar import Proof, Proven, WhyNot
-from flexc.passes.scalar.formula import alternatives, mask_formula
+from flexc.passes.scalar.formula import mask_formula
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges, culprit
@@ -45,12 +45,9 @@ from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 def first_key_is_seen(mask: Region, max_length: int, fits: bool) -> Proof[None]:
     """Prove that a mask keeps key 0 in all rows, for any lengths and captures."""
     facts = Facts(mask, max_length, fits)
-    found = alternatives(mask_formula(mask), MAX_ALTERNATIVES)
-    solver = Solver(facts)
-    for leaves in found or ():
-        for atoms in conjunctions(solver, leaves):
-            if all(allows_first_key(facts, atom) for atom in atoms):
-                return Proven(None)
+    for atoms in Solver(facts).cases(mask_formula(mask), MAX_ALTERNATIVES) or ():
+        if all(allows_first_key(facts, atom) for atom in atoms):
+            return Proven(None)
     return WhyNot("no part of the mask is seen to be true of key 0 in all rows")
 
 

@@ -55,7 +55,7 @@ from flexc.passes.masks.bounds.terms import (
     multiply,
     negate,
 )
-from flexc.passes.scalar.formula import Leaf, alternatives, formula_of
+from flexc.passes.scalar.formula import Formula, Leaf, alternatives, formula_of
 from flexc.passes.scalar.predicates import exchanged, opposite, predicate_of
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
@@ -75,6 +75,16 @@ class Solver:
 
     def __init__(self, facts: Facts):
         self.facts = facts
+
+    def cases(self, formula: Formula, limit: int) -> Alternatives | None:
+        """Return alternatives, one of which holds wherever a formula holds.
+
+        Return None if the formula has more than `limit` alternatives.
+        """
+        found = alternatives(formula, limit)
+        if found is None:
+            return None
+        return disjunction(conjunction(map(self.leaf, leaves)) for leaves in found)
 
     def leaf(self, leaf: Leaf) -> Alternatives:
         """Return alternatives, one of which holds wherever a leaf holds."""
@@ -140,14 +150,10 @@ class Solver:
             found: Alternatives = []
             for branch, negated in ((op.lhs, False), (op.rhs, True)):
                 pair = (other, branch) if side else (branch, other)
-                when = alternatives(formula_of(op.cond, negated), MAX_CASES)
+                when = self.cases(formula_of(op.cond, negated), MAX_CASES)
                 if when is None:
                     raise Unsolvable
-                holds = self.compare(predicate, *pair)
-                cases = disjunction(
-                    conjunction(map(self.leaf, leaves)) for leaves in when
-                )
-                found += conjunction([holds, cases])
+                found += conjunction([self.compare(predicate, *pair), when])
             return found
         return None
 

@@ -17,7 +17,6 @@ from flexc.dialects.flex import KeyRangesAttr, RemainderAttr
 from flexc.passes.masks.bounds.facts import MOST, Facts, magnitude
 from flexc.passes.masks.bounds.key_bounds import Solver
 from flexc.passes.masks.bounds.terms import (
-    Alternatives,
     Atom,
     Condition,
     KeyBound,
@@ -25,13 +24,12 @@ from flexc.passes.masks.bounds.terms import (
     Symbol,
     Term,
     Unsolved,
-    conjunction,
     direction,
     slope,
     symbols,
 )
 from flexc.passes.scalar import Proof, Proven, WhyNot
-from flexc.passes.scalar.formula import Leaf, Leaves, alternatives, mask_formula
+from flexc.passes.scalar.formula import Leaf, mask_formula
 
 MAX_ALTERNATIVES = 16
 MAX_MIDDLES = 2
@@ -64,12 +62,8 @@ class KeyRange:
     crossed: tuple[tuple[End, End], ...] = ()
 
     @property
-    def has_conditions(self) -> bool:
-        return bool(self.conditions or self.row_lows or self.row_highs or self.crossed)
-
-    @property
     def is_everything(self) -> bool:
-        return not (self.lows or self.highs or self.has_conditions)
+        return self == KeyRange()
 
     def terms(self) -> Iterable[Term]:
         yield from (end.term for end in (*self.lows, *self.highs))
@@ -114,32 +108,25 @@ def _ranges(
     facts: Facts, negated: bool, remainders: dict[RemainderAttr, None]
 ) -> Proof[tuple[KeyRange, ...]]:
     """Return the ranges of a mask or of its negation; add to `remainders`."""
-    found = alternatives(mask_formula(facts.region, negated), MAX_ALTERNATIVES)
+    found = Solver(facts).cases(mask_formula(facts.region, negated), MAX_ALTERNATIVES)
     if found is None:
         return WhyNot(f"the mask has more than {MAX_ALTERNATIVES} alternatives")
-    solver = Solver(facts)
     ranges: dict[KeyRange, None] = {}
-    for leaves in found:
-        for atoms in conjunctions(solver, leaves):
-            for atom in atoms:
-                if isinstance(atom, Unsolved):
-                    if atom.remainder is None:
-                        return without_range(atom.reason)
-                    remainders[atom.remainder] = None
-            keys = project(atoms)
-            if any(magnitude(facts, term) > MOST for term in keys.terms()):
-                return WhyNot("a range of keys has ends that 64 bits may not hold")
-            ranges[keys] = None
+    for atoms in found:
+        for atom in atoms:
+            if isinstance(atom, Unsolved):
+                if atom.remainder is None:
+                    return without_range(atom.reason)
+                remainders[atom.remainder] = None
+        keys = project(atoms)
+        if any(magnitude(facts, term) > MOST for term in keys.terms()):
+            return WhyNot("a range of keys has ends that 64 bits may not hold")
+        ranges[keys] = None
     if any(r.is_everything for r in ranges):
         return Proven((KeyRange(),))
     if sum(bool(r.lows and r.highs) for r in ranges) > MAX_MIDDLES:
         return WhyNot(f"a row has more than {MAX_MIDDLES} separate ranges of keys")
     return Proven(tuple(ranges))
-
-
-def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
-    """Return the alternatives of a conjunction of leaves."""
-    return conjunction(map(solver.leaf, leaves))
 
 
 Ranges = TypeVar("Ranges", KeyRanges, KeyRangesAttr)
