@@ -123,9 +123,8 @@ class HostFunction:
         suffix: str,
         types: Mapping[str, Attribute],
         write: Callable[..., Sequence[SSAValue]],
-        values: Sequence[SSAValue] = (),
+        values: Sequence[SSAValue],
         dots: Sequence[tuple[str, str]] = (),
-        properties: Mapping[str, Attribute] | None = None,
     ) -> Sequence[SSAValue]:
         """Launch a kernel that maps rows; return its results, of these names and types.
 
@@ -137,7 +136,9 @@ class HostFunction:
         region = new_region(flex.MapRowsOp.code_types(lhs, values), names)
         code = ScalarCode(region.block)
         code.yield_(*write(code, *region.block.args))
-        op = flex.MapRowsOp(lhs, rhs, values, list(types.values()), region, properties)
+        facts = self.op.facts()
+        known = {n: facts[n] for n in ("alignment", "max_length") if n in facts}
+        op = flex.MapRowsOp(lhs, rhs, values, list(types.values()), region, known)
         for result, name in zip(op.results, types, strict=True):
             result.name_hint = name
         return self.kernel(suffix, op)

@@ -28,7 +28,7 @@ and all other reads keep kernels of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -240,20 +240,9 @@ class Expansion:
         def write(code: ScalarCode, *given: SSAValue) -> list[SSAValue]:
             return [weighed(code, *given)]
 
-        return self.rows(f"weighed_{name}", {name: rows.type}, write, values)[0]
-
-    def rows(
-        self,
-        suffix: str,
-        types: Mapping[str, Attribute],
-        write: Callable[..., Sequence[SSAValue]],
-        values: Sequence[SSAValue],
-        dots: Sequence[tuple[str, str]] = (),
-    ) -> Sequence[SSAValue]:
-        """Launch a kernel that maps rows; see `HostFunction.map_rows`."""
-        facts = self.op.facts()
-        known = {n: facts[n] for n in ("alignment", "max_length") if n in facts}
-        return self.host.map_rows(suffix, types, write, values, dots, known)
+        return self.host.map_rows(f"weighed_{name}", {name: rows.type}, write, values)[
+            0
+        ]
 
     def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
         """Return the wanted gradients, or their tangents if the op has tangents."""
@@ -326,7 +315,7 @@ class Expansion:
             return [reduce(code.subf, given)]
 
         values = [self.named[minus]] if minus in self.named else []
-        return self.rows(name, {name: self.number()}, write, values, dots)[0]
+        return self.host.map_rows(name, {name: self.number()}, write, values, dots)[0]
 
     def number(self) -> TensorType[Attribute]:
         """Return the type of a number for each row."""
@@ -381,7 +370,7 @@ class Expansion:
         types = {"delta": self.number(), "shift": self.number()}
         if dim is not None:
             types["zeros"] = fresh([None, None, None, dim], type_)
-        found = self.rows("delta", types, write, values, [("d_out", "out")])
+        found = self.host.map_rows("delta", types, write, values, [("d_out", "out")])
         named["delta"], named["shift"], *zeros = found
         return zeros[0] if zeros else None
 
@@ -397,7 +386,7 @@ class Expansion:
 
         types = {str(g.name): g.type() for g in gradients}
         values = [*sums, self.op.scale]
-        return self.rows(f"rounded_{suffix}", types, write, values)
+        return self.host.map_rows(f"rounded_{suffix}", types, write, values)
 
     def unscaled(self, gradient: PairSum) -> PairSum:
         """Return the sum that is scaled and rounded to a gradient later."""
