@@ -10,7 +10,8 @@ A loop over a mixed segment applies the mask in its first iterations:
 
 ptxas moves the wait for a product up to the start of a block of instructions, and a
 branch starts a new block. So with a branch the vector units wait for a product that
-should run beside them, in all iterations.
+should run beside them, in all iterations. A condition from outside the loop, such as
+that a program has rows beyond the last, becomes part of the bound.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ def move_condition(branch: scf.IfOp, loop: scf.ForOp) -> None:
     """
     leaves = list(alternatives(branch.cond))
     outer = [value for value in leaves if not loop.is_ancestor(value.owner)]
-    inner = [op for op in comparisons(loop) if op.result in leaves]
-    if not outer or len(inner) != 1 or len(leaves) != len(outer) + 1:
-        return
-    (own,) = inner
-    if not HOLDS_BEFORE[predicate_of(own)]:
+    own = [
+        o for o in comparisons(loop) if o.result in leaves and predicate_of(o) == "slt"
+    ]
+    if len(own) != 1 or len(leaves) != len(outer) + 1:
         return
     code = ScalarCode(InsertPoint.before(loop))
     always = combined(code.or_, outer)
-    assert always is not None
-    bound = code.select(always, loop.ub, own.rhs)
+    if always is None:
+        return
+    bound = code.select(always, loop.ub, own[0].rhs)
     within = ScalarCode(InsertPoint.before(branch))
     branch.operands[0] = within.cmp("slt", loop.body.block.args[0], bound)
 
@@ -80,9 +81,6 @@ def bound_of(loop: scf.ForOp) -> SSAValue | None:
     """Return the bound that a branch of the loop's body compares the iteration with."""
     if int_constant(loop.step) != 1:
         return None
-    for branch in loop.body.block.ops:
-        if isinstance(branch, scf.IfOp):
-            move_condition(branch, loop)
     for op in comparisons(loop):
         branches = (isinstance(use.operation, scf.IfOp) for use in op.result.uses)
         if any(branches):
@@ -148,5 +146,10 @@ class TileSplitLoopsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         roles = [role for role in op.walk() if isinstance(role, RoleOp)]
         for loop in [o for role in roles for o in role.walk()]:
-            if isinstance(loop, scf.ForOp) and (bound := bound_of(loop)) is not None:
+            if not isinstance(loop, scf.ForOp):
+                continue
+            for branch in list(loop.body.block.ops):
+                if isinstance(branch, scf.IfOp):
+                    move_condition(branch, loop)
+            if (bound := bound_of(loop)) is not None:
                 split(loop, bound)
