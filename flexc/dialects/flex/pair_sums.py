@@ -234,6 +234,12 @@ class PairSumsLike(PairsOp):
     def is_transposed(self) -> bool:
         return self.transposed is not None
 
+    @property
+    def shares_rows(self) -> bool:
+        """True if sums of rows are of all query heads that share these rows."""
+        own_head = self.paired_heads is not None or self.per_query_head is not None
+        return self.is_transposed and not own_head
+
     def product_list(self) -> list[list[tuple[int, int]]]:
         """Return the (row matrix, column matrix) index pairs of each dot product."""
         found: list[list[tuple[int, int]]] = []
@@ -304,9 +310,7 @@ class PairSumsLike(PairsOp):
         by_column = self.is_transposed and SumKind.COLUMN_MATRIX in kinds
         if self.ordered is not None and not by_column:
             raise VerifyException("ordered expects rows of keys, and a sum by column")
-        if self.ordered is not None and not (
-            self.paired_heads is not None or self.per_query_head is not None
-        ):
+        if self.ordered is not None and self.shares_rows:
             raise VerifyException(
                 "ordered expects paired_heads or per_query_head: a program has one "
                 "query head"

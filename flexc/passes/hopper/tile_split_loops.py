@@ -45,14 +45,18 @@ def comparisons(loop: scf.ForOp) -> Iterator[arith.CmpiOp]:
                 yield op
 
 
-def move_condition(branch: scf.IfOp, loop: scf.ForOp) -> None:
-    """Make a condition from outside the loop part of a branch's bound.
+def move_condition(loop: scf.ForOp) -> None:
+    """Make a condition from outside a loop part of the bound of its only branch.
 
     A branch that is taken in the first iterations, or in all, is taken before a bound:
 
         if outside or i < m        =>        if i < (n if outside else m)
     """
-    leaves = list(alternatives(branch.cond))
+    branches = [op for op in loop.body.block.ops if isinstance(op, scf.IfOp)]
+    if len(branches) != 1 or int_constant(loop.step) != 1:
+        return
+    (branch,) = branches
+    leaves = list(disjuncts(branch.cond))
     outer = [value for value in leaves if not loop.is_ancestor(value.owner)]
     own = [
         o for o in comparisons(loop) if o.result in leaves and predicate_of(o) == "slt"
@@ -68,11 +72,11 @@ def move_condition(branch: scf.IfOp, loop: scf.ForOp) -> None:
     branch.operands[0] = within.cmp("slt", loop.body.block.args[0], bound)
 
 
-def alternatives(condition: SSAValue) -> Iterator[SSAValue]:
-    """Yield the values of which one is true if a condition is true."""
+def disjuncts(condition: SSAValue) -> Iterator[SSAValue]:
+    """Yield the operands of nested disjunctions, or the condition itself."""
     if isinstance(op := condition.owner, arith.OrIOp):
-        yield from alternatives(op.lhs)
-        yield from alternatives(op.rhs)
+        yield from disjuncts(op.lhs)
+        yield from disjuncts(op.rhs)
     else:
         yield condition
 
@@ -148,8 +152,6 @@ class TileSplitLoopsPass(ModulePass):
         for loop in [o for role in roles for o in role.walk()]:
             if not isinstance(loop, scf.ForOp):
                 continue
-            for branch in list(loop.body.block.ops):
-                if isinstance(branch, scf.IfOp):
-                    move_condition(branch, loop)
+            move_condition(loop)
             if (bound := bound_of(loop)) is not None:
                 split(loop, bound)

@@ -45,8 +45,8 @@ class Subject:
     call: Attention
     """The call, with the tables of its BlockMask if it has one."""
     proved: Proved
-    """The module of the call without tables, as the user wrote the mods, with the
-    proved facts of the call.
+    """The facts that are proved of the call without tables, and what follows from them:
+    its module with the mods as the user wrote them, and simplified.
     """
     captures: Sequence[Any]
     schedule: Schedule | None = None

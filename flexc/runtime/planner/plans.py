@@ -47,10 +47,10 @@ from flexc.runtime.kernels.proofs import (
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.recent import Background, Recent, without_collection
 
-Printed = PlanPart | Literal["order"]
-"""A part of a plan, or the kernel that serves all plans."""
+LoweredPart = PlanPart | Literal["order"]
+"""A part of a mask's plan, or the module of the kernel that serves all plans."""
 
-PARTS: dict[str, Printed] = {
+PARTS: dict[str, LoweredPart] = {
     "order": "order",
     "list_rows": "rows",
     "summarize": "tables",
@@ -213,7 +213,7 @@ def build_for(
     return build_of(call, device, backend)
 
 
-def find_specs(module: ModuleOp, build: Build, part: Printed) -> list[KernelSpec]:
+def find_specs(module: ModuleOp, build: Build, part: LoweredPart) -> list[KernelSpec]:
     """Return the printed kernels of a part of a plan, from the disk or the pipeline."""
     name = f"plan-{part}-{kernel_key(module, build)}.json"
     stored = load_specs(name)
@@ -227,7 +227,9 @@ def find_specs(module: ModuleOp, build: Build, part: Printed) -> list[KernelSpec
     return specs
 
 
-def lower(module: ModuleOp, build: Build, part: Printed = "all") -> list[KernelSpec]:
+def lower(
+    module: ModuleOp, build: Build, part: LoweredPart = "all"
+) -> list[KernelSpec]:
     """Run the pipeline of a backend in place, and print a plan's kernels."""
     target = TARGETS[build.target].codegen
     if part == "order":

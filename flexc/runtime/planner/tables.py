@@ -268,5 +268,5 @@ def start_order(device: torch.device, backend: str) -> None:
 
 
 def order_kernels(build: Build) -> PlanKernels:
-    """Return the kernel `order`, by its name."""
+    """Return the kernels of the module that has only the kernel `order`."""
     return _kernels.get(build, lambda: PlanKernels(ModuleOp([build_order()]), build))

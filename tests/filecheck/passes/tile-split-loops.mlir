@@ -74,6 +74,65 @@ tile.kernel @always(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<a
   tile.return
 }
 
+// Both ends, a condition that the loop computes, or the last iterations: one loop.
+// CHECK-LABEL: tile.kernel @not_moved(
+// CHECK: scf.for
+// CHECK: scf.if
+// CHECK: scf.for
+// CHECK: scf.if
+// CHECK: scf.for
+// CHECK: scf.if
+// CHECK-NOT: scf.for
+tile.kernel @not_moved(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<argument 1>, %y : f32 #tile.param<argument 2>, %out : !o #tile.param<argument 3>, %length : i32 #tile.param<argument 4>)
+    grid affine_map<(b, h, m) -> (m)> {
+  tile.roles {
+    tile.role "consumer" copies 1 warps 4 registers 240 {
+    ^bb0(%part : i32):
+      %c0 = arith.constant 0 : i32
+      %c1 = arith.constant 1 : i32
+      %always = arith.cmpi slt, %length, %bound : i32
+      %sum1 = scf.for %i = %c0 to %n step %c1 iter_args(%a = %y) -> (f32) : i32 {
+        %first = arith.cmpi slt, %i, %bound : i32
+        %last = arith.cmpi sge, %i, %length : i32
+        %any = arith.ori %first, %last : i1
+        %b = scf.if %any -> (f32) {
+          %c = arith.addf %a, %y : f32
+          scf.yield %c : f32
+        } else {
+          scf.yield %a : f32
+        }
+        scf.yield %b : f32
+      }
+      %sum2 = scf.for %i = %c0 to %n step %c1 iter_args(%a = %y) -> (f32) : i32 {
+        %first = arith.cmpi slt, %i, %bound : i32
+        %own = arith.cmpi sgt, %i, %length : i32
+        %some = arith.ori %always, %own : i1
+        %any = arith.ori %some, %first : i1
+        %b = scf.if %any -> (f32) {
+          %c = arith.addf %a, %y : f32
+          scf.yield %c : f32
+        } else {
+          scf.yield %a : f32
+        }
+        scf.yield %b : f32
+      }
+      %sum3 = scf.for %i = %c0 to %n step %c1 iter_args(%a = %y) -> (f32) : i32 {
+        %last = arith.cmpi sge, %i, %bound : i32
+        %any = arith.ori %always, %last : i1
+        %b = scf.if %any -> (f32) {
+          %c = arith.addf %a, %y : f32
+          scf.yield %c : f32
+        } else {
+          scf.yield %a : f32
+        }
+        scf.yield %b : f32
+      }
+      tile.end
+    }
+  }
+  tile.return
+}
+
 // A bound that the loop computes or carries, or steps other than one: one loop.
 // CHECK-LABEL: tile.kernel @kept(
 // CHECK: scf.for

@@ -233,7 +233,8 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     def outside(self, visit: Visit) -> list[SSAValue]:
         """Write conditions of which one is true if pairs of a block do not exist.
 
-        Of a mixed segment, they may miss columns of blocks that apply the mask anyway.
+        Columns beyond the last are left out if only partial blocks have any: these
+        blocks call `existing` anyway.
         """
         code = self.code
         found: list[SSAValue] = []

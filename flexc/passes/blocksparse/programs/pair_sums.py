@@ -49,7 +49,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.load_rows()
         state = [self.zeros(value) for _, value in self.matrices]
         self.start_visits()
-        if self.shares_rows:
+        if self.op.shares_rows:
             state = self.each_head(state)
         else:
             state = self.visit(self.place, state)
@@ -62,13 +62,6 @@ class PairSumsKernelBuilder(PairKernelBuilder):
             known |= grid_of(self.op, query, query, key)
             known["per_query_head"] = UnitAttr()
         return self.kernel(known)
-
-    @property
-    def shares_rows(self) -> bool:
-        """True if a program's sums are of all query heads that share its rows."""
-        op = self.op
-        own_head = op.paired_heads is not None or op.per_query_head is not None
-        return op.is_transposed and not own_head
 
     def start_visits(self) -> None:
         """Write what precedes the first block of columns."""

@@ -110,8 +110,8 @@ class MaskProblem:
 
     def mask_of(self, kind: SegmentKind) -> Region | None:
         """Return a copy of the mask that blocks of a kind test, or None."""
-        tests = self.has_mask and kind != SegmentKind.FULL
-        return self.tested.clone() if tests else None
+        tests = self.has_mask or self.packed is not None
+        return self.tested.clone() if tests and kind != SegmentKind.FULL else None
 
     @cached_property
     def solved(self) -> Region:

@@ -235,7 +235,10 @@ def to_signed_division(op: Operation, site: Site) -> SSAValue | None:
 
 
 def mask_of_remainder(op: Operation, site: Site) -> SSAValue | None:
-    """Rewrite select(r < 0, r + 2**k, r) -> x & (2**k - 1), r = x rem 2**k."""
+    """Rewrite select(r < 0, r + 2**k, r) -> x & (2**k - 1), r = x rem 2**k.
+
+    See `mended_remainder` for other tests of the sign.
+    """
     rest = mended_remainder(op.results[0])
     return None if rest is None else _mask(rest.lhs, int_constant(rest.rhs), site)
 
