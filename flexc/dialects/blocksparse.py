@@ -238,6 +238,8 @@ class SegmentOp(IRDLOperation):
                 raise VerifyException(
                     f"a {self.kind.data} segment expects no masked_if, got one"
                 )
+            if self.full_inside is not None:
+                raise VerifyException("full_inside expects a mixed segment")
             return
         for name, region in (
             ("masked_if", self.masked_if),

@@ -238,7 +238,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
         """
         code = self.code
         found: list[SSAValue] = []
-        if visit.full_sticks_out or (visit.sticks_out and visit.masked is None):
+        if visit.full_sticks_out:
             end = code.add(visit.start, code.const(self.block_n))
             found.append(code.cmp("sgt", end, self.column_len))
         if self.sums_rows:

@@ -221,6 +221,26 @@ func.func @mask_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
+func.func @full_blocks_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: full_inside expects a mixed segment
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full {full_inside} bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return
+}
+
+// -----
+
 func.func @choice_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a full segment expects no masked_if, got one
   %out = blocksparse.attention %q, %q, %q
