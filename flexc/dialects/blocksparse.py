@@ -69,7 +69,7 @@ class SegmentKind(StrEnum):
     """The kind of a segment's blocks: full, partial, or both.
 
     All pairs of a full block are live. In a partial block the mask decides. A mixed
-    segment has blocks of both kinds; its `masked_if` region is true for the partial
+    segment has blocks of both kinds; its `partial_if` region is true for the partial
     ones.
     """
 
@@ -108,7 +108,7 @@ class SegmentOp(IRDLOperation):
     their own arguments. Columns beyond the last are never live. In a full segment
     all other pairs are live. In a partial segment the pairs for which `mask_mod` is
     true are live, or all pairs if there is no `mask_mod`. A mixed segment is partial in
-    the iterations for which `masked_if` is true, and full in the others. `masked_if`
+    the iterations for which `partial_if` is true, and full in the others. `partial_if`
     has the arguments of `block`.
 
     A loop over a `nonempty` or a `padded` segment runs at least once.
@@ -131,7 +131,7 @@ class SegmentOp(IRDLOperation):
     inside = opt_prop_def(UnitAttr)
     """True if no visited block reaches beyond kv_len: columns need no check."""
     full_inside = opt_prop_def(UnitAttr)
-    """True if no unmasked block of a mixed segment reaches beyond kv_len."""
+    """True if no full block of a mixed segment reaches beyond kv_len."""
     nonempty = opt_prop_def(UnitAttr)
     """True if the bounds are known not to be empty."""
     padded = opt_prop_def(UnitAttr)
@@ -153,7 +153,7 @@ class SegmentOp(IRDLOperation):
     """
     bounds = region_def("single_block")
     block = region_def("single_block")
-    masked_if = opt_region_def("single_block")
+    partial_if = opt_region_def("single_block")
     mask_mod = opt_region_def("single_block")
 
     traits = traits_def(IsolatedFromAbove(), Pure())
@@ -162,7 +162,7 @@ class SegmentOp(IRDLOperation):
     assembly_format = (
         "$kind attr-dict `bounds` custom<ScalarRegion>($bounds) "
         "`block` custom<ScalarRegion>($block) "
-        "(`masked_if` custom<ScalarRegion>($masked_if)^)? "
+        "(`partial_if` custom<ScalarRegion>($partial_if)^)? "
         "(`mask_mod` custom<ScalarRegion>($mask_mod)^)?"
     )
 
@@ -173,13 +173,13 @@ class SegmentOp(IRDLOperation):
         block: Region,
         mask_mod: Region | None = None,
         facts: Sequence[str] = (),
-        masked_if: Region | None = None,
+        partial_if: Region | None = None,
     ):
         """Create a segment; `facts` names the unit properties to set."""
         properties = dict.fromkeys(facts, UnitAttr())
         super().__init__(
             properties={"kind": SegmentKindAttr(kind), **properties},
-            regions=[bounds, block, masked_if, mask_mod],
+            regions=[bounds, block, partial_if, mask_mod],
         )
 
     @property
@@ -209,7 +209,7 @@ class SegmentOp(IRDLOperation):
         found = [i32] * (1 + self.is_trimmed)
         verify_scalar_region("block", self.block, [*BLOCK_ARGS, *trailing], found)
         self.verify_trimmed()
-        self.verify_masked_if(trailing)
+        self.verify_partial_if(trailing)
         if self.mask_mod is None:
             return
         if self.is_full:
@@ -229,27 +229,22 @@ class SegmentOp(IRDLOperation):
             raise VerifyException("a narrowed segment expects a mask_mod, got none")
         if self.inside is None:
             raise VerifyException("a trimmed segment expects the property inside")
-        if self.padded is not None or self.masked_if is not None:
+        if self.padded is not None or self.partial_if is not None:
             raise VerifyException("a trimmed segment is neither padded nor mixed")
 
-    def verify_masked_if(self, trailing: Sequence[Attribute]) -> None:
+    def verify_partial_if(self, trailing: Sequence[Attribute]) -> None:
         if self.kind.data != SegmentKind.MIXED:
-            if self.masked_if is not None:
+            if self.partial_if is not None:
                 raise VerifyException(
-                    f"a {self.kind.data} segment expects no masked_if, got one"
+                    f"a {self.kind.data} segment expects no partial_if, got one"
                 )
             if self.full_inside is not None:
                 raise VerifyException("full_inside expects a mixed segment")
             return
-        for name, region in (
-            ("masked_if", self.masked_if),
-            ("mask_mod", self.mask_mod),
-        ):
-            if region is None:
-                raise VerifyException(f"a mixed segment expects a {name}, got none")
-        assert self.masked_if is not None
+        if self.partial_if is None:
+            raise VerifyException("a mixed segment expects a partial_if, got none")
         verify_scalar_region(
-            "masked_if", self.masked_if, [*BLOCK_ARGS, *trailing], MASK_RESULT
+            "partial_if", self.partial_if, [*BLOCK_ARGS, *trailing], MASK_RESULT
         )
 
 

@@ -82,7 +82,7 @@ class Visits:
         shape = (batches, heads, rows, i[0].shape[-1] if i else 1)
         return [x.expand(shape) for x in run_region(region, args)]
 
-    def of(self, segment: SegmentOp, masked_if: Region | None = None) -> Tensor:
+    def of(self, segment: SegmentOp, partial_if: Region | None = None) -> Tensor:
         """How often a segment visits each block, or each for which a test is true."""
         s, (_, length) = self.sizes, self.sizes.lengths
         columns = s.shape[3]
@@ -92,8 +92,8 @@ class Visits:
         start, *counts = self.run(segment.block, i)
         used = i < end
         assert (~used | (start >= 0) & (start < length)).all()
-        if masked_if is not None:
-            used = used & self.run(masked_if, i)[0]
+        if partial_if is not None:
+            used = used & self.run(partial_if, i)[0]
         if counts:
             start, used = self.some_columns(segment, start, counts[0], used)
         assert not start[used].remainder(s.block_n).any()
@@ -123,17 +123,17 @@ class Visits:
             marks = self.of(segment)
             assert marks.max() <= 1
             assert not (marks.bool() & classes.bool()).any()
-            if segment.masked_if is None:
+            if segment.partial_if is None:
                 classes += marks * (FULL if segment.is_full else PARTIAL)
             else:
-                classes += marks * FULL - self.of(segment, segment.masked_if)
+                classes += marks * FULL - self.of(segment, segment.partial_if)
         return classes
 
     def check_one_loop(self, classes: Tensor) -> None:
         """Blocks are those of other segments, and in order within a mixed one."""
         assert torch.equal(self.classes(), classes)
         for segment in self.segments:
-            is_in_order = segment.masked_if is not None
+            is_in_order = segment.partial_if is not None
             assert not is_in_order or len(self.segments) == 1
 
 

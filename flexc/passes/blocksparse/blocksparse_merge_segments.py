@@ -49,10 +49,7 @@ ITERATION = 3
 
 @dataclass(frozen=True)
 class SegmentMerger:
-    """A merger of segments with at most one mask into one segment.
-
-    A partial segment without a mask is treated as a full one.
-    """
+    """A merger of segments with at most one mask into one segment."""
 
     segments: Sequence[SegmentOp]
     nonempty: bool = False
@@ -63,7 +60,7 @@ class SegmentMerger:
     """True if there are columns, so that a padding block and table entries exist."""
 
     def merge(self) -> SegmentOp:
-        mask = next((s.mask_mod for s in self.segments if is_masked(s)), None)
+        mask = next(iter(masks_of(self.segments)), None)
         flags = {
             "inside": self.is_inside,
             "full_inside": self.kind == SegmentKind.MIXED and self.is_full_inside,
@@ -76,17 +73,16 @@ class SegmentMerger:
             self.block(),
             None if mask is None else mask.clone(),
             [name for name, holds in flags.items() if holds],
-            self.masked_if() if self.kind == SegmentKind.MIXED else None,
+            self.partial_if() if self.kind == SegmentKind.MIXED else None,
         )
 
     @property
     def kind(self) -> SegmentKind:
         if any(s.kind.data == SegmentKind.MIXED for s in self.segments):
             return SegmentKind.MIXED
-        kinds = {is_masked(s) for s in self.segments}
-        if len(kinds) > 1:
+        if len({is_partial(s) for s in self.segments}) > 1:
             return SegmentKind.MIXED
-        return SegmentKind.PARTIAL if kinds == {True} else SegmentKind.FULL
+        return SegmentKind.PARTIAL if masks_of(self.segments) else SegmentKind.FULL
 
     @property
     def is_inside(self) -> bool:
@@ -99,8 +95,8 @@ class SegmentMerger:
 
     @property
     def is_full_inside(self) -> bool:
-        """True if only blocks of masked segments may reach beyond the last column."""
-        full = (s for s in self.segments if not is_masked(s))
+        """True if only blocks of partial segments may reach beyond the last column."""
+        full = (s for s in self.segments if not is_partial(s))
         mixed = (s for s in self.segments if s.kind.data == SegmentKind.MIXED)
         return (
             not self.is_inside
@@ -170,27 +166,27 @@ class SegmentMerger:
         zero = code.const(0)
         return code.select(code.cmp("slt", zero, count), start, zero)
 
-    def masked_if(self) -> Region:
-        """Write the condition that an iteration belongs to a masked segment."""
+    def partial_if(self) -> Region:
+        """Write the condition that an iteration belongs to a partial segment."""
         region, code = self.like(self.segments[0].block)
         args: list[SSAValue] = list(region.block.args)
         i = args.pop(ITERATION)
         ranges = self.ranges(code, args)
-        if self.segments[0].masked_if is not None:  # A mixed segment is alone.
+        if self.segments[0].partial_if is not None:  # A mixed segment is alone.
             args.insert(ITERATION, code.add(ranges[0][0], i))
-            code.yield_(*inline_region(self.segments[0].masked_if, args, code))
+            code.yield_(*inline_region(self.segments[0].partial_if, args, code))
             return region
         ends = self.ends(code, ranges)
-        masked: SSAValue | None = None
+        partial: SSAValue | None = None
         for number, segment in enumerate(self.segments):
-            if not is_masked(segment):
+            if not is_partial(segment):
                 continue
             within = code.cmp("slt", i, ends[number])
             if number:
                 within = code.and_(within, code.cmp("sge", i, ends[number - 1]))
-            masked = within if masked is None else code.or_(masked, within)
-        assert masked is not None
-        code.yield_(masked)
+            partial = within if partial is None else code.or_(partial, within)
+        assert partial is not None
+        code.yield_(partial)
         return region
 
     def ranges(self, code: ScalarCode, args: Sequence[SSAValue]) -> list[Range]:
@@ -217,9 +213,10 @@ class SegmentMerger:
         return new, ScalarCode(new.block)
 
 
-def is_masked(segment: SegmentOp) -> bool:
-    """Return True if a segment has a mask."""
-    return segment.mask_mod is not None
+def is_partial(segment: SegmentOp) -> bool:
+    """Return True if pairs of a segment's blocks may be dead."""
+    has_tests = segment.mask_mod is not None or segment.inside is None
+    return has_tests and not segment.is_full
 
 
 def reads(block: Region) -> bool:

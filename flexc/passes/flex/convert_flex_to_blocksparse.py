@@ -173,9 +173,7 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
-        # As in attention, but `tile-split-loops` splits no loop over several heads.
-        is_split = problem.packed is not None and not op.shares_rows
-        one_loop = "never" if is_split else "if faster"
+        one_loop = "if faster" if problem.packed is None else "never"
         if ordered:
             one_loop = "always"
         segments = Region(Block(self.options.segments(problem, sizes, one_loop)))

@@ -76,8 +76,8 @@ def scalar_regions(op: Operation) -> Iterable[tuple[Region, Known]]:
         case blocksparse.SegmentOp():
             yield op.bounds, first_args(op.bounds, BOUNDS)
             yield op.block, first_args(op.block, BLOCK)
-            if op.masked_if is not None:
-                yield op.masked_if, first_args(op.masked_if, BLOCK)
+            if op.partial_if is not None:
+                yield op.partial_if, first_args(op.partial_if, BLOCK)
             if op.mask_mod is not None:
                 yield op.mask_mod, first_args(op.mask_mod, MOD)
         case tile.MapOp():

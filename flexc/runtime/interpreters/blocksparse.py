@@ -94,8 +94,8 @@ def visited_pairs(
         within = visited > 0
         if segment.mask_mod is not None:
             mask = evaluate_mask(interpreter, segment.mask_mod, problem)
-            if segment.masked_if is not None:
-                mask = mask | (run.visits(masked=False) > 0)
+            if segment.partial_if is not None:
+                mask = mask | (run.visits(partial=False) > 0)
             within &= mask
         live |= within
     _verify_visited_once(visits)
@@ -138,14 +138,13 @@ class SegmentRun:
         self.lengths = lengths[::-1] if transposed else lengths
         self.shape = batch, heads, -(-(self.lengths[0] - first_row) // self.block_m)
 
-    def visits(self, masked: bool | None = None) -> Tensor:
+    def visits(self, partial: bool | None = None) -> Tensor:
         """Return how often each pair is visited.
 
-        `masked` selects iterations that apply the mask, or iterations that do not; None
-        selects all iterations.
+        `partial` selects the partial or the full iterations; None selects all.
         """
         row_len, column_len = self.lengths
-        columns = self.columns(masked)
+        columns = self.columns(partial)
         # An extra column receives the columns that do not count.
         counts = torch.zeros((*self.shape, column_len + 1), dtype=torch.int32)
         counts.scatter_add_(-1, columns, torch.ones_like(columns, dtype=torch.int32))
@@ -154,7 +153,7 @@ class SegmentRun:
         visits = rows[:, :, :row_len]
         return visits.transpose(2, 3) if self.transposed else visits
 
-    def columns(self, masked: bool | None) -> Tensor:
+    def columns(self, partial: bool | None) -> Tensor:
         """Return the columns that each block of rows visits.
 
         Unused entries hold the number of columns.
@@ -164,10 +163,10 @@ class SegmentRun:
         count = int((end - begin).clamp(min=0).max()) if begin.numel() else 0
         i = begin[..., None] + torch.arange(count, dtype=torch.int32)
         used = (i < end[..., None])[..., None]
-        if masked is not None:
-            assert self.segment.masked_if is not None
-            (choice,) = self.run(self.segment.masked_if, 4, i)
-            used = used & (choice.to(torch.bool) == masked)[..., None]
+        if partial is not None:
+            assert self.segment.partial_if is not None
+            (choice,) = self.run(self.segment.partial_if, 4, i)
+            used = used & (choice.to(torch.bool) == partial)[..., None]
         start, *counts = self.run(self.segment.block, 4, i)
         columns = start.to(torch.int64)[..., None] + torch.arange(self.block_n)
         for visited in counts:

@@ -5,10 +5,12 @@
 !num = tensor<?x?x?xi32>
 !idx = tensor<?x?x?x?xi32>
 
-// Whole blocks and the rest, without a mask: all full, of which some stick out.
+// The incomplete block and whole ones, without a mask: the first is partial.
 // CHECK-LABEL: @dense
-// CHECK: blocksparse.segment full {nonempty} bounds(
-// CHECK-NOT: masked_if
+// CHECK: blocksparse.segment mixed {full_inside, nonempty} bounds(
+// CHECK: partial_if
+// CHECK: arith.cmpi slt, %i
+// CHECK-NOT: mask_mod
 // CHECK-NOT: blocksparse.segment
 func.func @dense(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
@@ -16,16 +18,16 @@ func.func @dense(%q : !t, %scale : f32) -> !t {
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
+    blocksparse.segment partial bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      flex.yield %q_start, %kv_len : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      flex.yield %i : i32
+    }
     blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
         %q_len : i32, %kv_len : i32) {
       %zero = arith.constant 0 : i32
       flex.yield %zero, %q_start : i32, i32
-    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
-      flex.yield %i : i32
-    }
-    blocksparse.segment partial bounds(%b : i32, %h : i32, %q_start : i32,
-        %q_len : i32, %kv_len : i32) {
-      flex.yield %q_start, %kv_len : i32, i32
     } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
       flex.yield %i : i32
     }
@@ -85,7 +87,7 @@ func.func @transposed(%q : !t, %k : !t, %scale : f32) -> !t {
 // CHECK: %[[SOME:.*]] = arith.cmpi slt, %{{.*}}, %{{.*}} : i32
 // CHECK-NEXT: %[[START:.*]] = arith.select %[[SOME]]
 // CHECK-NEXT: flex.yield %[[START]] : i32
-// CHECK: masked_if(
+// CHECK: partial_if(
 // CHECK: mask_mod(
 // CHECK-NOT: blocksparse.segment
 func.func @mixed(%q : !t, %scale : f32) -> !t {

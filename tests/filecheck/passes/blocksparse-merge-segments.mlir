@@ -23,7 +23,7 @@ func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) -> !t {
   // CHECK: %[[LATER:.*]] = arith.cmpi sge, %i,
   // CHECK: %[[START:.*]] = arith.select %[[LATER]]
   // CHECK: flex.yield %[[START]] : i32
-  // CHECK: } masked_if(
+  // CHECK: } partial_if(
   // CHECK: %[[PARTIAL:.*]] = arith.cmpi slt, %i
   // CHECK: flex.yield %[[PARTIAL]] : i1
   // CHECK: } mask_mod(

@@ -60,7 +60,7 @@ func.func @mixed(%q : !t, %scale : f32) -> !t {
       flex.yield %q_start, %kv_len : i32, i32
     } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
       flex.yield %i : i32
-    } masked_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+    } partial_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
       %m = arith.cmpi slt, %i, %q_start : i32
       flex.yield %m : i1
     } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -71,7 +71,7 @@ func.func @mixed(%q : !t, %scale : f32) -> !t {
   func.return %out : !t
 }
 
-// If only masked blocks stick out, nothing but `masked_if` is asked.
+// If only masked blocks stick out, nothing but `partial_if` is asked.
 // CHECK-LABEL: tile.kernel @full_inside
 // CHECK: %is_partial = arith.cmpi slt
 // CHECK-NOT: arith.ori
@@ -90,7 +90,7 @@ func.func @full_inside(%q : !t, %scale : f32) -> !t {
       flex.yield %q_start, %kv_len : i32, i32
     } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
       flex.yield %i : i32
-    } masked_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+    } partial_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
       %m = arith.cmpi slt, %i, %q_start : i32
       flex.yield %m : i1
     } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

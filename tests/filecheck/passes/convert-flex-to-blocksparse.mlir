@@ -5,21 +5,22 @@
 !num = tensor<?x?x?xi32>
 !idx = tensor<?x?x?x?xi32>
 
-// Without a mask: whole blocks, then the rest, whose columns are tested.
+// Without a mask: the incomplete block, whose columns are tested, then whole ones.
 // CHECK-LABEL: @no_mask
 // CHOSEN-LABEL: @no_mask
 func.func @no_mask(%q : !t, %scale : f32) {
   // CHECK: blocksparse.attention
   // CHECK-SAME: {scale_positive, block_m = 64 : i32, block_n = 32 : i32, num_warps = 4 : i32
-  // CHECK: blocksparse.segment full {inside} bounds(%b_1: i32, %h_1: i32, %q_start: i32, %q_len: i32, %kv_len: i32) {
+  // CHECK: blocksparse.segment partial bounds(
+  // CHECK-NOT: mask_mod
+  // CHECK: blocksparse.segment full {inside} bounds(%b_{{[0-9]}}: i32, %h_1: i32, %q_start: i32, %q_len: i32, %kv_len: i32) {
   // CHECK: [[END:%.*]] = arith.divsi %kv_len, {{%.*}} : i32
   // CHECK: flex.yield {{%.*}}, [[END]] : i32, i32
   // CHECK: } block({{.*}}%i: i32
   // CHECK: [[N:%.*]] = arith.constant 32 : i32
   // CHECK: [[START:%.*]] = arith.muli %i, [[N]] : i32
   // CHECK: flex.yield [[START]] : i32
-  // CHECK: blocksparse.segment partial bounds(
-  // CHECK-NOT: mask_mod
+  // CHECK-NOT: blocksparse.segment
   // CHOSEN: block_m = 64 : i32, block_n = 96 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {scale_positive}
@@ -50,7 +51,7 @@ func.func @no_mask_even(%q : !t, %scale : f32) {
   func.return
 }
 
-// A mask that no ranges of keys follow from: one partial segment over all of them.
+// A mask that no ranges of keys follow from: all blocks are partial.
 // Captures reach every region.
 // CHECK-LABEL: @mask
 func.func @mask(%q : !t, %scale : f32, %w : i64) {
@@ -60,6 +61,7 @@ func.func @mask(%q : !t, %scale : f32, %w : i64) {
   // CHECK: } block({{.*}}%w_2: i64) {
   // CHECK: } mask_mod({{.*}}%w_{{.*}}: i64) {
   // CHECK-NEXT: arith.xori {{%qi.*}}, {{%ki.*}}
+  // CHECK: blocksparse.segment partial {inside} bounds(
   // CHECK-NOT: blocksparse.segment
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)

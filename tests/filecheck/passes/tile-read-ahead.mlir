@@ -7,12 +7,12 @@
 // A loop carries the pages of its next block. The last one reads its own again, and a
 // loop without blocks reads none.
 // CHECK-LABEL: tile.kernel @small_pages(
-// CHECK: %[[ANY:.*]] = arith.cmpi slt, %kv_start, %[[END:[^ ]*]] : i32
+// CHECK: %[[ANY:.*]] = arith.cmpi slt, %[[BEGIN:[0-9]+]], %[[END:[^ ]*]] : i32
 // CHECK-NEXT: %[[FIRST:.*]] = scf.if %[[ANY]]
 // CHECK: tile.gather %page_table
 // CHECK: } else {
 // CHECK: tile.full
-// CHECK: scf.for %i = %kv_start to %[[END]] step %[[STEP:[^ ]*]] iter_args({{.*}}, %[[NOW:pages_[0-9]*]] = %[[FIRST]])
+// CHECK: scf.for %i = %[[BEGIN]] to %[[END]] step %[[STEP:[^ ]*]] iter_args({{.*}}, %[[NOW:pages_[0-9]*]] = %[[FIRST]])
 // CHECK-NOT: tile.gather %page_table
 // CHECK: tile.map({{.*}} = %[[NOW]] [0]
 // CHECK: tile.gather %key

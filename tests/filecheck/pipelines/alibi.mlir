@@ -6,12 +6,12 @@
 !t = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
 !slopes = tensor<?xf32, strided<[1]>>
 
-// No mask: whole blocks, then the rest.
+// No mask: the incomplete block, then whole ones.
 // BLOCKSPARSE-LABEL: func.func @attention(
 // BLOCKSPARSE: flex.load_capture
-// BLOCKSPARSE: blocksparse.segment full
-// BLOCKSPARSE-NOT: mask_mod
 // BLOCKSPARSE: blocksparse.segment partial
+// BLOCKSPARSE-NOT: mask_mod
+// BLOCKSPARSE: blocksparse.segment full
 
 // The slope is one scalar of the head, loaded before the loop.
 // TILE-LABEL: tile.kernel @attention(
@@ -19,8 +19,8 @@
 // TILE: } -> f32
 // TILE: scf.for
 // TILE-NOT: tile.read
-// TILE: segment = #blocksparse<kind full>
 // TILE: segment = #blocksparse<kind partial>
+// TILE: segment = #blocksparse<kind full>
 
 // TRITON-LABEL: tile.kernel @attention(
 // TRITON: tile.read

@@ -17,7 +17,7 @@
 // BLOCKSPARSE: flex.load_capture %full_kv_num_blocks
 // BLOCKSPARSE: flex.load_capture %kv_indices
 // BLOCKSPARSE: flex.load_capture %full_kv_indices
-// BLOCKSPARSE: masked_if(
+// BLOCKSPARSE: partial_if(
 // BLOCKSPARSE: mask_mod(
 // BLOCKSPARSE-NOT: blocksparse.segment
 

@@ -14,6 +14,7 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import TileType
+from flexc.passes.blocksparse.programs.heads import HeadLoop, Heads, end_of_first
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
 from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
@@ -52,31 +53,6 @@ class RowBlock:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """The query heads, of one batch or more, for which one loop visits a segment."""
-
-    b: SSAValue
-    """The first batch."""
-    h: SSAValue
-    """The first head of each batch."""
-    group: SSAValue
-    """The number of heads of a batch."""
-    count: SSAValue
-    """The number of heads of all batches."""
-
-    def following(
-        self, code: ScalarCode, b: SSAValue, h: SSAValue, is_last: SSAValue
-    ) -> list[SSAValue]:
-        """Return batch and head after an iteration, which may be the last of a head."""
-        one = code.const(1)
-        after = code.add(h, one)
-        is_over = code.cmp("sge", after, code.add(self.h, self.group))
-        moved = code.select(is_over, self.h, after)
-        next_b = code.select(code.and_(is_last, is_over), code.add(b, one), b)
-        return [next_b, code.select(is_last, moved, h)]
-
-
-@dataclass(frozen=True)
 class Visit:
     """One block of columns of a segment."""
 
@@ -85,7 +61,7 @@ class Visit:
     """The first column of the block."""
     place: RowBlock
     """The rows for which the block is visited."""
-    masked: SSAValue | None = None
+    is_partial: SSAValue | None = None
     """The condition, in a mixed segment, that the mask applies to this block."""
     exists: SSAValue | None = None
     """The condition that the block is to be visited; None if this is always true.
@@ -106,17 +82,17 @@ class Visit:
     @property
     def flags(self) -> list[SSAValue]:
         """The conditions of the block that a map over its pairs takes as operands."""
-        return [v for v in (self._unmasked, self.exists) if v is not None]
+        return [v for v in (self._tested, self.exists) if v is not None]
 
     @property
-    def _unmasked(self) -> SSAValue | None:
-        """The value of `masked` if unmasked blocks evaluate the mask too, else None."""
+    def _tested(self) -> SSAValue | None:
+        """`is_partial` if full blocks evaluate the mask too, else None."""
         has_mask = self.segment.mask_mod is not None
-        return self.masked if has_mask and self.full_sticks_out else None
+        return self.is_partial if has_mask and self.full_sticks_out else None
 
     @property
     def full_sticks_out(self) -> bool:
-        """True if an unmasked block may reach beyond the last column."""
+        """True if a full block may reach beyond the last column."""
         return self.sticks_out and self.segment.full_inside is None
 
     def may_have_dead_pairs(
@@ -130,7 +106,7 @@ class Visit:
         """
         if self.segment.kind.data == SegmentKind.PARTIAL or self.segment.is_trimmed:
             return None
-        found = [] if self.masked is None else [self.masked]
+        found = [] if self.is_partial is None else [self.is_partial]
         if self.full_sticks_out and (found or self.segment.is_entered):
             end = code.add(self.start, code.const(block_n))
             found.append(code.cmp("sgt", end, column_len))
@@ -153,7 +129,7 @@ class Visit:
         found: list[SSAValue] = []
         if self.segment.mask_mod is not None:
             (live,) = inline_region(self.segment.mask_mod, mod_args, code)
-            if self._unmasked is not None:
+            if self._tested is not None:
                 live = code.or_(live, code.not_(given.pop(0)))
             found.append(live)
         # This condition varies along columns only, so it is computed once for each
@@ -370,15 +346,19 @@ class SegmentKernelBuilder(KernelBuilder):
             # If there is no iteration, only the first one runs.
             visit = replace(visit, exists=outer.cmp("slt", begin, end))
             end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
-        new = [*step(visit, list(body.args[1 : 1 + len(state)]))]
         bounds = begin, end
+        head_loop = None
         if heads is not None:
-            total = outer.mul(outer.sub(end, begin), heads.count)
-            bounds = outer.const(0), total
-            after = self.code.add(i, one)
-            is_last = self.code.cmp("sge", after, end)
-            new += heads.following(self.code, place.b, place.h, is_last)
-            new.append(self.code.select(is_last, begin, after))
+            first_end = end_of_first(visit.is_partial, i, body)
+            head_loop = HeadLoop.of(outer, heads, begin, end, first_end)
+            bounds = outer.const(0), head_loop.count
+            if first_end is not None:
+                is_partial = head_loop.is_first_pass(self.code, body.args[0])
+                visit = replace(visit, is_partial=is_partial)
+        new = [*step(visit, list(body.args[1 : 1 + len(state)]))]
+        if head_loop is not None:
+            iteration = body.args[0], place.b, place.h, i
+            new += head_loop.following(self.code, *iteration)
         self.code.builder.insert(scf.YieldOp(*new))
         self.code = outer
         loop = scf.ForOp(*bounds, one, carried, Region(body))
@@ -397,17 +377,17 @@ class SegmentKernelBuilder(KernelBuilder):
         """Write which block an iteration visits; `inline` writes a region."""
         start, *counts = inline(segment.block)
         start.name_hint = self.column_name
-        masked = exists = count = None
-        if segment.masked_if is not None:
-            (masked,) = inline(segment.masked_if)
-            masked.name_hint = "is_partial"
+        is_partial = exists = count = None
+        if segment.partial_if is not None:
+            (is_partial,) = inline(segment.partial_if)
+            is_partial.name_hint = "is_partial"
         if counts and not self.is_block(*counts):
             (count,) = counts
             count.name_hint = "count"
         if count is not None and segment.may_skip is not None:
             exists = self.code.cmp("sgt", count, self.code.const(0))
             count = self.code.max(count, self.code.const(1), "count")
-        return Visit(segment, start, place, masked, exists, count)
+        return Visit(segment, start, place, is_partial, exists, count)
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Return the range of a segment's iterations that this program runs: all."""

@@ -185,7 +185,7 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             return super().each_head(state)
         group, shared = self.sharing()
         b, h = code.mul(rows.b, shared), code.mul(rows.h, group)
-        heads = Heads(b, h, group, code.mul(group, shared))
+        heads = Heads(b, h, shared, group)
         self.row_values = []
         return self.loop(segments[0], self.place, state, self.step, heads)
 
@@ -216,9 +216,9 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             found = self.live_factors(visit, score, has_mask)
             return self.existing(visit, found)
 
-        tests = [*outside, *([] if visit.masked is None else [visit.masked])]
+        tests = [*outside, *([] if visit.is_partial is None else [visit.is_partial])]
         some_are_dead = combined(self.code.or_, tests)
-        if some_are_dead is None or (has_mask and visit.masked is None):
+        if some_are_dead is None or (has_mask and visit.is_partial is None):
             found = partial()
         else:
             whole = replace(visit, is_inside=True)
@@ -300,8 +300,10 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
     ) -> list[SSAValue]:
         """Map pairs to their distinct factors, masked pairs to 0 if there is a mask."""
         mask = visit.segment.mask_mod if has_mask else None
-        # A table may list a block as unmasked for which the mask is not true.
-        listed = [] if visit.masked is None or not self.op.tables else [visit.masked]
+        # A table may list a block as full for which the mask is not true.
+        listed = (
+            [] if visit.is_partial is None or not self.op.tables else [visit.is_partial]
+        )
         given: list[Input] = [
             *((flag, UNIFORM) for flag in listed),
             (score, FULL),
@@ -319,8 +321,8 @@ class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
             live = None
             if mask is not None:
                 (live,) = inline_region(mask, mod_args, code)
-                for masked in flags:
-                    live = code.or_(live, code.not_(masked))
+                for is_partial in flags:
+                    live = code.or_(live, code.not_(is_partial))
             return [
                 self.round(code, self.select(code, live, values[i]), element)
                 for (_, element), i in self.distinct.items()

@@ -221,7 +221,7 @@ class PairMapBuilder(SegmentKernelBuilder):
         """
         code = self.code
         columns = code.insert(tile.IotaOp(visit.start, self.block_n), "columns")
-        flags = [v for v in (visit.masked, visit.exists) if v is not None]
+        flags = [v for v in (visit.is_partial, visit.exists) if v is not None]
         if along_rows:
             shape = [self.block_m, self.block_n]
             inputs = self.pair_inputs((self.row_idx, ROW), (columns, COLUMN), flags)
@@ -235,7 +235,7 @@ class PairMapBuilder(SegmentKernelBuilder):
             mask = visit.segment.mask_mod
             assert mask is not None
             (live,) = inline_region(mask, mod_args, code)
-            if visit.masked is not None:
+            if visit.is_partial is not None:
                 # Triton's interpreter has no `|` of a tile and a scalar for masks.
                 live = code.select(given.pop(0), live, code.flag(True))
             return code.and_(live, given[0]) if given else live

@@ -5,7 +5,8 @@
 2. A mask whose live and dead columns have a closed form becomes a partial and a full
    segment with computed bounds (see `mask_segments`).
 3. Other masks become a partial segment over the whole blocks (a full segment if there
-   is no mask), and a partial segment over the incomplete block.
+   is no mask), and a partial segment over the incomplete block. The latter comes first
+   unless blocks are visited in order, as in `TableSegments`.
 
 Trimmed segments are exact to a column, or to a few that a target aligns: their bounds
 are those of blocks of one column, and an iteration visits up to block_n columns. They
@@ -173,7 +174,7 @@ def build_segments(
         block = sizes.block_m, sizes.block_n
         made = MaskSegments(problem, found.value, *block, one_loop=one_loop)
         return made.segments()
-    return range_segments(problem, sizes.block_n)
+    return range_segments(problem, sizes.block_n, in_order=one_loop == "always")
 
 
 def ranges_of(problem: MaskProblem, sizes: TileSizes) -> KeyRanges:
@@ -207,7 +208,7 @@ def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:
     return tile_order(ranges_of(problem, sizes))
 
 
-def range_segments(problem: MaskProblem, n: int) -> list[SegmentOp]:
+def range_segments(problem: MaskProblem, n: int, in_order: bool) -> list[SegmentOp]:
     """Return segments over all columns: whole blocks of n, and the incomplete block."""
     whole = range_segment(
         problem,
@@ -225,7 +226,7 @@ def range_segments(problem: MaskProblem, n: int) -> list[SegmentOp]:
         lambda c, length: (c.div(length, c.const(n)), c.ceildiv(length, n)),
         inside=False,
     )
-    return [whole, rest]
+    return [whole, rest] if in_order else [rest, whole]
 
 
 def range_segment(

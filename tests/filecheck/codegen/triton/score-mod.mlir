@@ -6,9 +6,9 @@
 
 // The bias of a head's row is found once for the row, read for every pair.
 // CHECK: scale: tl.float32, bias, out,
-// CHECK: # full blocks
-// CHECK: tl.load(bias
 // CHECK: # partial blocks
+// CHECK: tl.load(bias
+// CHECK: # full blocks
 // CHECK: tl.load(bias
 // CHECK: tl.store(
 // NVIDIA: from flexc.codegen.triton.support import {{.*}}tanh_approx

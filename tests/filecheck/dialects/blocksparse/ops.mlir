@@ -60,8 +60,8 @@ func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<
             %kv_len : i32, %slopes_ : tensor<?xf32>, %num_ : tensor<?x?x?xi32>,
             %idx_ : tensor<?x?x?x?xi32>) {
       flex.yield %i : i32
-    // CHECK: } masked_if(
-    } masked_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+    // CHECK: } partial_if(
+    } partial_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
                 %kv_len : i32, %slopes_ : tensor<?xf32>, %num_ : tensor<?x?x?xi32>,
                 %idx_ : tensor<?x?x?x?xi32>) {
       %first = arith.cmpi sge, %q_start, %i : i32

@@ -242,7 +242,7 @@ func.func @full_blocks_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 // -----
 
 func.func @choice_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: a full segment expects no masked_if, got one
+  // CHECK: a full segment expects no partial_if, got one
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
@@ -254,7 +254,7 @@ func.func @choice_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
       flex.yield %n, %n : i32, i32
     } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
       flex.yield %i : i32
-    } masked_if(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+    } partial_if(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
       %c = arith.cmpi sge, %i, %m : i32
       flex.yield %c : i1
     }
@@ -264,8 +264,8 @@ func.func @choice_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
-func.func @mixed_without_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: a mixed segment expects a mask_mod, got none
+func.func @mixed_without_partial_if(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: a mixed segment expects a partial_if, got none
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
@@ -277,9 +277,6 @@ func.func @mixed_without_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
       flex.yield %n, %n : i32, i32
     } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
       flex.yield %i : i32
-    } masked_if(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
-      %c = arith.cmpi sge, %i, %m : i32
-      flex.yield %c : i1
     }
   }
   func.return
