@@ -45,16 +45,18 @@ def comparisons(loop: scf.ForOp) -> Iterator[arith.CmpiOp]:
                 yield op
 
 
-def move_condition(loop: scf.ForOp) -> None:
+def move_condition(loop: scf.ForOp) -> SSAValue | None:
     """Make a condition from outside a loop part of the bound of its only branch.
 
     A branch that is taken in the first iterations, or in all, is taken before a bound:
 
         if outside or i < m        =>        if i < (n if outside else m)
+
+    Return m, which no iteration after the new bound is before, or None.
     """
     branches = [op for op in loop.body.block.ops if isinstance(op, scf.IfOp)]
     if len(branches) != 1 or int_constant(loop.step) != 1:
-        return
+        return None
     (branch,) = branches
     leaves = list(disjuncts(branch.cond))
     outer = [value for value in leaves if not loop.is_ancestor(value.owner)]
@@ -62,14 +64,15 @@ def move_condition(loop: scf.ForOp) -> None:
         o for o in comparisons(loop) if o.result in leaves and predicate_of(o) == "slt"
     ]
     if len(own) != 1 or len(leaves) != len(outer) + 1:
-        return
+        return None
     code = ScalarCode(InsertPoint.before(loop))
     always = combined(code.or_, outer)
     if always is None:
-        return
+        return None
     bound = code.select(always, loop.ub, own[0].rhs)
     within = ScalarCode(InsertPoint.before(branch))
     branch.operands[0] = within.cmp("slt", loop.body.block.args[0], bound)
+    return own[0].rhs
 
 
 def disjuncts(condition: SSAValue) -> Iterator[SSAValue]:
@@ -123,8 +126,8 @@ def inline_branch(branch: scf.IfOp, holds: bool) -> None:
     Rewriter.erase_op(branch)
 
 
-def split(loop: scf.ForOp, bound: SSAValue) -> None:
-    """Split a loop's iterations at a bound."""
+def split(loop: scf.ForOp, bound: SSAValue, passed: SSAValue | None) -> None:
+    """Split a loop's iterations at a bound, after which they have passed another."""
     code = ScalarCode(InsertPoint.before(loop))
     first = loop.clone()
     code.builder.insert(first)
@@ -137,6 +140,8 @@ def split(loop: scf.ForOp, bound: SSAValue) -> None:
     kinds = {first: SegmentKind.PARTIAL, loop: SegmentKind.FULL}
     for part, kind in kinds.items():
         settle_comparisons(part, bound, part is first)
+        if passed is not None and part is loop:
+            settle_comparisons(part, passed, is_before=False)
         if "segment" in part.attributes:
             part.attributes["segment"] = SegmentKindAttr(kind)
 
@@ -152,6 +157,6 @@ class TileSplitLoopsPass(ModulePass):
         for loop in [o for role in roles for o in role.walk()]:
             if not isinstance(loop, scf.ForOp):
                 continue
-            move_condition(loop)
+            passed = move_condition(loop)
             if (bound := bound_of(loop)) is not None:
-                split(loop, bound)
+                split(loop, bound, passed)
