@@ -81,6 +81,9 @@ def check_tiles_divide(
             )
 
 
+SPLIT_COLUMNS = 64
+"""The most columns of a block for which a loop over several heads is split."""
+
 FACTS_OF_ALL = ("q_len_multiple", "kv_len_multiple", "has_pairs")
 """Facts about the numbers of all queries and keys, not those of each sequence."""
 
@@ -94,12 +97,12 @@ def known_rows(op: flex.AttentionOp) -> int | None:
     return None if rows == DYNAMIC_INDEX else rows
 
 
-def paired_ranges(op: flex.AttentionOp) -> Proof[KeyRangesAttr]:
+def paired_ranges(op: flex.PairsOp) -> Proof[KeyRangesAttr]:
     """Return the key ranges for blocks of programs that share a multiprocessor."""
     return ranges_for(op, PAIRED.block_m, PAIRED.block_n)
 
 
-def is_banded(op: flex.AttentionOp) -> bool:
+def is_banded(op: flex.PairsOp) -> bool:
     """Return True if rows are known to see a band of columns."""
     found = paired_ranges(op)
     return isinstance(found, Proven) and found.value.is_band
@@ -173,7 +176,11 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
-        one_loop = "if faster" if problem.packed is None else "never"
+        # As in attention. Windows are slower so, and so are loops over the heads that
+        # share keys if their blocks have many columns: both parts are long code.
+        slower = is_banded(op) or (op.shares_rows and sizes.block_n > SPLIT_COLUMNS)
+        is_split = problem.packed is not None and not slower
+        one_loop = "never" if is_split else "if faster"
         if ordered:
             one_loop = "always"
         segments = Region(Block(self.options.segments(problem, sizes, one_loop)))

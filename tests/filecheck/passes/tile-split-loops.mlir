@@ -38,16 +38,20 @@ tile.kernel @mixed(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<ar
   tile.return
 }
 
-// All iterations take the branch if a condition holds from outside the loop.
+// All iterations take the branch if a condition holds from outside the loop. Other
+// iterations have passed the bound too.
 // CHECK-LABEL: tile.kernel @always(
 // CHECK: %[[BOUND:.*]] = arith.select %always, %n, %bound : i32
 // CHECK: %[[FIRST:.*]] = arith.minsi %[[BOUND]], %n : i32
 // CHECK-NEXT: %[[REST:.*]] = arith.maxsi %c0, %[[BOUND]] : i32
 // CHECK-NEXT: scf.for %{{.*}} = %c0 to %[[FIRST]] step
 // CHECK-NOT: scf.if
+// CHECK: arith.cmpi sge, %{{.*}}, %bound : i32
 // CHECK: } {segment = #blocksparse<kind partial>}
 // CHECK: scf.for %{{.*}} = %[[REST]] to %n step
 // CHECK-NOT: scf.if
+// CHECK: %[[FULL:.*]] = arith.constant true
+// CHECK-NEXT: arith.select %[[FULL]], %{{.*}}, %y : f32
 // CHECK: } {segment = #blocksparse<kind full>}
 tile.kernel @always(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<argument 1>, %y : f32 #tile.param<argument 2>, %out : !o #tile.param<argument 3>, %length : i32 #tile.param<argument 4>)
     grid affine_map<(b, h, m) -> (m)> {
@@ -66,7 +70,9 @@ tile.kernel @always(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<a
         } else {
           scf.yield %a : f32
         }
-        scf.yield %b : f32
+        %is_full = arith.cmpi sge, %i, %bound : i32
+        %d = arith.select %is_full, %b, %y : f32
+        scf.yield %d : f32
       } {segment = #blocksparse<kind mixed>}
       tile.end
     }

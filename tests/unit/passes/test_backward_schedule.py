@@ -128,14 +128,30 @@ def check(got: list[Tensor], wanted: list[Tensor]) -> None:
         assert error <= 2**-7 * y.double().norm()
 
 
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)], ids=str)
 @pytest.mark.parametrize("lengths", [LENGTHS, WHOLE], ids=str)
-def test_no_loop_of_a_causal_mask_has_a_branch(lengths: tuple[int, int]) -> None:
-    """Incomplete blocks come first, or all blocks of a program are partial."""
-    kernel = scheduled(backward("causal", heads=(2, 2), lengths=lengths)[0])
+@pytest.mark.parametrize("case", ["causal", "dense"])
+def test_no_loop_has_a_branch(
+    case: str, lengths: tuple[int, int], heads: tuple[int, int]
+) -> None:
+    """Partial blocks come first, of all heads, or all blocks of a program are."""
+    kernel = scheduled(backward(case, heads=heads, lengths=lengths)[0])
     TileSplitLoopsPass().apply(Context(), kernel)
     loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
     assert loops
     assert not any(isinstance(op, scf.IfOp) for loop in loops for op in loop.walk())
+
+
+@pytest.mark.parametrize("case", ["causal", "dense", "sliding_window"])
+def test_loops_over_heads_of_several_batches(case: str) -> None:
+    """The first batch follows the last one where full blocks follow partial ones."""
+    some_are_full = 400, 150
+    module, args, wanted = backward(
+        case, heads=(4, 2), batches=(3, 1), lengths=some_are_full
+    )
+    kernel = scheduled(module)
+    TileSplitLoopsPass().apply(Context(), kernel)
+    check(run_module(kernel, args, interleaving=1), wanted)
 
 
 @pytest.mark.parametrize(("case", "overlap"), in_turn(list(CORPUS), [True, False]))
