@@ -47,7 +47,7 @@ LENGTHS = 260, 600
 """Blocks of queries and of keys, the last ones not whole; some keys see no query."""
 
 WITHOUT_ORDER = {
-    *("attention_sinks", "checkerboard", "dilated", "prefix_lm", "strided"),
+    *("attention_sinks", "dilated", "prefix_lm", "strided"),
     "nothing",
 }
 """Cases whose blocks of queries are not visited in rising order, or have no roles."""

@@ -29,6 +29,7 @@ from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.bounds.terms import direction
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.range_code import (
+    EVERY_BLOCK,
     BlockInterval,
     Lengths,
     RangeCode,
@@ -146,9 +147,13 @@ class MaskSegments:
     @property
     def visits_all(self) -> bool:
         """True if a single interval contains all columns."""
-        one = self.ranges.never_full or self.is_full
-        one &= self.problem.packed is None
+        one = self.is_alike and self.problem.packed is None
         return one and any(r.is_everything for r in self.ranges.live)
+
+    @property
+    def is_alike(self) -> bool:
+        """True if all whole blocks are of the same kind."""
+        return self.ranges.never_full or self.is_full
 
     @property
     def is_full(self) -> bool:
@@ -159,10 +164,8 @@ class MaskSegments:
         """Return the segments: partial blocks first, then full blocks."""
         if not self.ranges.live:
             return []
-        if self.ranges.never_full:
-            return self.all_partial()
-        if self.is_full:
-            return [self.segment(SegmentKind.FULL, self.all_live, True)]
+        if self.is_alike:
+            return self.all_alike()
         if self.is_mixed():
             return [self.mixed()]
         partial = self.segment(
@@ -224,31 +227,30 @@ class MaskSegments:
         mask = self.problem.mask_of(SegmentKind.MIXED)
         return SegmentOp(SegmentKind.MIXED, bounds, block, mask, facts, partial)
 
-    def all_partial(self) -> list[SegmentOp]:
-        """Return a segment of whole blocks and a segment of the last, incomplete block.
+    def all_alike(self) -> list[SegmentOp]:
+        """Return a segment of the last, incomplete block and one of whole blocks.
 
-        Only the second segment tests columns against the length.
+        Only the first segment tests columns against the length. It comes last if blocks
+        must be visited in rising order.
         """
 
-        def pieces(inside: bool) -> Callable[[RangeCode], Pieces]:
-            def build(c: RangeCode) -> Pieces:
-                whole = c.lengths.whole
-                part = (
-                    BlockInterval(None, whole) if inside else BlockInterval(whole, None)
-                )
-                return c.overlaps(c.live_intervals(self.ranges.live), [part])
+        def those(
+            part: Callable[[SSAValue], BlockInterval],
+        ) -> Callable[[RangeCode], Pieces]:
+            return lambda c: c.overlaps(
+                c.live_intervals(self.ranges.live), [part(c.lengths.whole)]
+            )
 
-            return build
-
-        found = [self.segment(SegmentKind.PARTIAL, pieces(True), True)]
-        if not self.is_whole:
-            found.append(self.segment(SegmentKind.PARTIAL, pieces(False), False))
-        return found
+        kind = SegmentKind.FULL if self.is_full else SegmentKind.PARTIAL
+        whole = self.segment(kind, those(lambda n: BlockInterval(None, n)), True)
+        if self.is_whole:
+            return [whole]
+        after = those(lambda n: BlockInterval(n, None))
+        last = self.segment(SegmentKind.PARTIAL, after, False)
+        return [whole, last] if self.one_loop == "always" else [last, whole]
 
     def all_live(self, c: RangeCode) -> Pieces:
-        return c.overlaps(
-            c.live_intervals(self.ranges.live), [BlockInterval(None, None)]
-        )
+        return c.overlaps(c.live_intervals(self.ranges.live), [EVERY_BLOCK])
 
     def segment(
         self,
@@ -330,10 +332,12 @@ class MaskSegments:
         last = code.sub(end, one, f"{self.problem.axes[0]}_last")
         if self.block_n == 1:
             return Lengths(start, last, column_len, column_len, column_len)
-        whole = code.div(column_len, code.const(self.block_n), "whole")
+        # Names help to read bounds, which compare these numbers.
+        names = (None, None) if self.is_alike else ("whole", "blocks")
+        whole = code.div(column_len, code.const(self.block_n), names[0])
         blocks = whole
         if not self.is_whole:
-            blocks = code.ceildiv(column_len, self.block_n, "blocks")
+            blocks = code.ceildiv(column_len, self.block_n, names[1])
         return Lengths(start, last, column_len, blocks, whole)
 
 

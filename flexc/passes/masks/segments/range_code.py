@@ -185,6 +185,9 @@ class BlockInterval:
     end: SSAValue | None
 
 
+EVERY_BLOCK = BlockInterval(None, None)
+
+
 @dataclass(frozen=True)
 class Lengths:
     """A block of rows, and the number of keys, as values of type i32."""
@@ -272,9 +275,15 @@ class RangeCode:
     def overlaps(
         self, some: Sequence[BlockInterval], others: Sequence[BlockInterval]
     ) -> list[tuple[SSAValue, SSAValue]]:
-        """Return the blocks in both, as intervals of no negative length."""
+        """Return the blocks in both, as intervals of no negative length.
+
+        No interval of `others` has a negative length.
+        """
         zero = self.code.const(0)
         found: list[tuple[SSAValue, SSAValue]] = []
+        if list(some) == [EVERY_BLOCK]:
+            last = self.lengths.blocks
+            return [(b.begin or zero, b.end or last) for b in others]
         for a in some:
             for b in others:
                 if a.end is None and b.end is None:

@@ -2,11 +2,8 @@
 
 1. Block tables become a partial segment over the listed partial blocks, and a full
    segment over the listed full blocks, if any.
-2. A mask whose live and dead columns have a closed form becomes a partial and a full
-   segment with computed bounds (see `mask_segments`).
-3. Other masks become a partial segment over the whole blocks (a full segment if there
-   is no mask), and a partial segment over the incomplete block. The latter comes first
-   unless blocks are visited in order, as in `TableSegments`.
+2. A mask becomes segments with computed bounds (see `mask_segments`). If its live and
+   dead columns have no closed form, all columns may be both.
 
 Trimmed segments are exact to a column, or to a few that a target aligns: their bounds
 are those of blocks of one column, and an iteration visits up to block_n columns. They
@@ -15,7 +12,6 @@ have no incomplete block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.ir import Block, SSAValue
@@ -165,16 +161,14 @@ def build_segments(
     """Return segments that visit each live pair of an op once, in tiles of a size."""
     if problem.tables:
         return TableSegments(problem, sizes.block_n, trimmed).segments()
+    ranges = ranges_of(problem, sizes)
     if trimmed:
-        ranges, step = ranges_of(problem, sizes), sizes.block_n
         block, aligned = (sizes.block_m, 1), sizes.aligned_columns
-        return MaskSegments(problem, ranges, *block, step, aligned).segments()
-    found = problem.ranges(sizes.block_m, sizes.block_n)
-    if problem.has_mask and isinstance(found, Proven):
+        made = MaskSegments(problem, ranges, *block, sizes.block_n, aligned)
+    else:
         block = sizes.block_m, sizes.block_n
-        made = MaskSegments(problem, found.value, *block, one_loop=one_loop)
-        return made.segments()
-    return range_segments(problem, sizes.block_n, in_order=one_loop == "always")
+        made = MaskSegments(problem, ranges, *block, one_loop=one_loop)
+    return made.segments()
 
 
 def ranges_of(problem: MaskProblem, sizes: TileSizes) -> KeyRanges:
@@ -206,41 +200,3 @@ def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:
         # more work.
         return TileOrder.ASCENDING if problem.transposed else TileOrder.DESCENDING
     return tile_order(ranges_of(problem, sizes))
-
-
-def range_segments(problem: MaskProblem, n: int, in_order: bool) -> list[SegmentOp]:
-    """Return segments over all columns: whole blocks of n, and the incomplete block."""
-    whole = range_segment(
-        problem,
-        n,
-        SegmentKind.PARTIAL if problem.has_mask else SegmentKind.FULL,
-        lambda c, length: (c.const(0), c.div(length, c.const(n))),
-        inside=True,
-    )
-    if problem.column_multiple % n == 0:
-        return [whole]
-    rest = range_segment(
-        problem,
-        n,
-        SegmentKind.PARTIAL,
-        lambda c, length: (c.div(length, c.const(n)), c.ceildiv(length, n)),
-        inside=False,
-    )
-    return [whole, rest] if in_order else [rest, whole]
-
-
-def range_segment(
-    problem: MaskProblem,
-    n: int,
-    kind: SegmentKind,
-    bounds_of: Callable[[ScalarCode, SSAValue], tuple[SSAValue, SSAValue]],
-    inside: bool,
-) -> SegmentOp:
-    """Return a segment of consecutive blocks. `bounds_of` maps the length to bounds."""
-    bounds = problem.bounds_region()
-    code = ScalarCode(bounds.block)
-    code.yield_(*bounds_of(code, bounds.block.args[4]))
-    block = problem.block_region()
-    code = ScalarCode(block.block)
-    code.yield_(code.mul(block.block.args[3], code.const(n)))
-    return SegmentOp(kind, bounds, block, problem.mask_of(kind), ["inside"] * inside)
