@@ -19,10 +19,10 @@ from flexc.errors import CompilationError
 from flexc.frontend.import_graph import AttentionCall
 from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels import (
-    gluon_loader,
+    gluon_loader as tensor_maps,
 )
 from flexc.runtime.kernels import (
-    gluon_loader as tensor_maps,
+    triton_loader,
 )
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.gluon_compiler import (
@@ -31,7 +31,8 @@ from flexc.runtime.kernels.gluon_compiler import (
     LOGGED,
     assembler_log,
 )
-from flexc.runtime.kernels.gluon_loader import OnDevice, TensorMaps
+from flexc.runtime.kernels.gluon_loader import TensorMaps
+from flexc.runtime.kernels.triton_loader import OnDevice
 from flexc.runtime.tapes.gpus import HOPPER
 
 pytestmark = pytest.mark.usefixtures("compiler_caches")
@@ -151,7 +152,7 @@ def test_launches_take_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = (*(TensorMaps(m) for m in metas), None, None)
     query = torch.zeros(2, 3, 70, 64, dtype=torch.bfloat16)
     flags = torch.zeros(70)
-    monkeypatch.setattr(gluon_loader, "OnGrid", lambda *_: None)
+    monkeypatch.setattr(triton_loader, "OnGrid", lambda *_: None)
     prepared = OnDevice(spec_of("launched"), kernel, maps).prepare(
         (1, 1, 1), [query, query, flags, 7]
     )

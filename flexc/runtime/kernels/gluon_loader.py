@@ -8,22 +8,19 @@ any tensor with the same address, sizes and strides, so flexc caches maps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
-from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.inputs.tensor_facts import ALIGNMENT
 from flexc.runtime.kernels.gluon_compiler import GLUON
 from flexc.runtime.kernels.triton_compiler import Entry
-from flexc.runtime.kernels.triton_loader import OnGrid
+from flexc.runtime.kernels.triton_loader import OnDevice, TritonKernel
 from flexc.runtime.tapes.gpus import capability
-from flexc.runtime.tapes.tape import Address, Prepared
 
 MAX_MAPS = 256
 """The limit of pairs of sizes and strides per parameter, and of addresses per pair."""
@@ -120,60 +117,8 @@ def regular_strides(
     return tuple(reversed(found))
 
 
-@dataclass(frozen=True, eq=False)
-class OnDevice:
-    """A kernel on one device, with the tensor maps of its parameters."""
-
-    spec: KernelSpec
-    kernel: Any
-    maps: tuple[TensorMaps | None, ...]
-
-    def prepare(self, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared:
-        values: list[Any] = []
-        addresses: list[Address] = []
-        for number, (arg, maps) in enumerate(zip(args, self.maps, strict=True)):
-            if isinstance(arg, Tensor):
-                make = None if maps is None else maps.maker(arg)
-                addresses.append(Address(len(values), number, make))
-                values.append(0)
-            else:
-                values.append(arg)
-            if maps is not None:
-                values += maps.extents(arg)
-        launcher = OnGrid(self.kernel, grid, len(values), self.spec)
-        return Prepared(launcher, values, tuple(addresses), True)
-
-    def at(self, position: int) -> TensorMaps:
-        """Return the maps of the parameter at a position among a launch's values.
-
-        Raise KeyError if no descriptor is there.
-        """
-        start = 0
-        for param, maps in zip(self.spec.params, self.maps, strict=True):
-            if start == position and maps is not None:
-                return maps
-            start += 1 if maps is None else 1 + 2 * len(param.box)
-        raise KeyError(position)
-
-
-class GluonKernel:
-    """A printed kernel, loaded to each device at its first launch there."""
-
-    def __init__(self, spec: KernelSpec):
-        self.spec = spec
-        self._on: dict[int, OnDevice] = {}
-
-    def prepare(
-        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
-    ) -> Prepared:
-        device = next(a.device for a in args if isinstance(a, Tensor))
-        return self._kernel(device).prepare(grid, args)
-
-    def launcher(
-        self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
-    ) -> OnGrid:
-        """Return a launcher of the kernel with `count` values on a grid of a device."""
-        return OnGrid(self._kernel(device, entry).kernel, grid, count, self.spec)
+class GluonKernel(TritonKernel):
+    """A printed kernel with tensor maps for its descriptors."""
 
     def maps(self, device: torch.device, position: int, extents: Extents) -> Maps:
         """Return the maps for the address at a position among a launch's values.
@@ -182,23 +127,16 @@ class GluonKernel:
         """
         return self._kernel(device).at(position).maps(extents)
 
-    def _kernel(self, device: torch.device, entry: Entry | None = None) -> OnDevice:
-        kernel = self._on.get(device.index)
-        if kernel is None:
-            kernel = self._on[device.index] = load_on(self.spec, device, entry)
-        return kernel
-
-    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> NoReturn:
-        raise AssertionError("Gluon kernels are launched")
-
-
-def load_on(spec: KernelSpec, device: torch.device, entry: Entry | None) -> OnDevice:
-    """Compile and load a kernel for `device`, which must be the current device."""
-    kernel = GLUON.take(spec, capability(device), entry)
-    metas = iter(kernel.metadata.tensordesc_meta)
-    maps = tuple(
-        TensorMaps(next(metas)) if p.kind == "descriptor" else None for p in spec.params
-    )
-    kernel = GLUON.expand(kernel, spec)
-    assert kernel.run is not None  # Loads the kernel now.
-    return OnDevice(spec, kernel, maps)
+    def load(
+        self, device: torch.device, args: Sequence[Any], entry: Entry | None
+    ) -> OnDevice:
+        spec = self.spec
+        kernel = GLUON.take(spec, capability(device), entry)
+        metas = iter(kernel.metadata.tensordesc_meta)
+        maps = tuple(
+            TensorMaps(next(metas)) if p.kind == "descriptor" else None
+            for p in spec.params
+        )
+        kernel = GLUON.expand(kernel, spec)
+        assert kernel.run is not None  # Loads the kernel now.
+        return OnDevice(spec, kernel, maps)

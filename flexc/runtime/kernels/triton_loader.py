@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class TritonKernel:
 
     def __init__(self, spec: KernelSpec):
         self.spec = spec
-        self._on: dict[int, Any] = {}
+        self._on: dict[int, OnDevice] = {}
 
     def prepare(
         self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
@@ -35,22 +36,28 @@ class TritonKernel:
         device = args[output].device
         if device.type == "cpu" or is_interpreting():
             return None
-        return prepare(self._kernel(device, args), grid, args, self.spec)
+        return self._kernel(device, args).prepare(grid, args)
 
     def launcher(
         self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
         """Return a launcher of the kernel with `count` values on a grid of a device."""
-        return OnGrid(self._kernel(device, (), entry), grid, count, self.spec)
+        return OnGrid(self._kernel(device, (), entry).kernel, grid, count, self.spec)
 
     def _kernel(
-        self, device: torch.device, args: Sequence[Any], entry: Entry | None = None
-    ) -> Any:
+        self, device: torch.device, args: Sequence[Any] = (), entry: Entry | None = None
+    ) -> OnDevice:
         kernel = self._on.get(device.index)
         if kernel is None:
-            kernel = compile_on(device, self.spec, args, entry)
-            self._on[device.index] = kernel
+            kernel = self._on[device.index] = self.load(device, args, entry)
         return kernel
+
+    def load(
+        self, device: torch.device, args: Sequence[Any], entry: Entry | None
+    ) -> OnDevice:
+        """Compile the kernel for `device`, which must be the current device."""
+        kernel = compile_on(device, self.spec, args, entry)
+        return OnDevice(self.spec, kernel, (None,) * len(self.spec.params))
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
         given = [_typed(*each) for each in zip(args, self.spec.params, strict=True)]
@@ -81,20 +88,44 @@ def compile_on(
     return function.warmup(*args, grid=(1, 1, 1), **TRITON.options(spec))
 
 
-def prepare(
-    kernel: Any,
-    grid: tuple[int, ...],
-    args: Sequence[Any],
-    spec: KernelSpec,
-) -> Prepared:
-    """Return a launch of a compiled kernel with placeholders for tensor addresses."""
-    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
-    values = list(args)
-    for i in tensors:
-        values[i] = 0
-    places = tuple(Address(i, i) for i in tensors)
-    launcher = OnGrid(kernel, grid, len(values), spec)
-    return Prepared(launcher, values, places, True)
+@dataclass(frozen=True, eq=False)
+class OnDevice:
+    """A kernel on one device.
+
+    Parameters that are descriptors have tensor maps (see `gluon_loader.TensorMaps`).
+    """
+
+    spec: KernelSpec
+    kernel: Any
+    maps: tuple[Any, ...]
+
+    def prepare(self, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared:
+        """Return a launch with placeholders for the addresses of tensors."""
+        values: list[Any] = []
+        addresses: list[Address] = []
+        for number, (arg, maps) in enumerate(zip(args, self.maps, strict=True)):
+            if isinstance(arg, Tensor):
+                make = None if maps is None else maps.maker(arg)
+                addresses.append(Address(len(values), number, make))
+                values.append(0)
+            else:
+                values.append(arg)
+            if maps is not None:
+                values += maps.extents(arg)
+        launcher = OnGrid(self.kernel, grid, len(values), self.spec)
+        return Prepared(launcher, values, tuple(addresses), True)
+
+    def at(self, position: int) -> Any:
+        """Return the maps of the parameter at a position among a launch's values.
+
+        Raise KeyError if no descriptor is there.
+        """
+        start = 0
+        for param, maps in zip(self.spec.params, self.maps, strict=True):
+            if start == position and maps is not None:
+                return maps
+            start += 1 if maps is None else 1 + 2 * len(param.box)
+        raise KeyError(position)
 
 
 class OnGrid:
