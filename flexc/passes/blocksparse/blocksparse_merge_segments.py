@@ -80,9 +80,12 @@ class SegmentMerger:
     def kind(self) -> SegmentKind:
         if any(s.kind.data == SegmentKind.MIXED for s in self.segments):
             return SegmentKind.MIXED
-        if len({is_partial(s) for s in self.segments}) > 1:
+        has_mask = bool(masks_of(self.segments))
+        # Without a mask, the end of a block says whether its columns need a test.
+        differ = len({is_partial(s) for s in self.segments}) > 1
+        if differ and (has_mask or self.is_full_inside):
             return SegmentKind.MIXED
-        return SegmentKind.PARTIAL if masks_of(self.segments) else SegmentKind.FULL
+        return SegmentKind.PARTIAL if has_mask else SegmentKind.FULL
 
     @property
     def is_inside(self) -> bool:
@@ -214,7 +217,7 @@ class SegmentMerger:
 
 
 def is_partial(segment: SegmentOp) -> bool:
-    """Return True if pairs of a segment's blocks may be dead."""
+    """Return True if a segment is partial and its blocks need a test."""
     has_tests = segment.mask_mod is not None or segment.inside is None
     return has_tests and not segment.is_full
 

@@ -35,6 +35,34 @@ func.func @dense(%q : !t, %scale : f32) -> !t {
   func.return %out : !t
 }
 
+// Blocks of both kinds reach beyond the last column, so the kind says nothing.
+// CHECK-LABEL: @listed
+// CHECK: blocksparse.segment full {nonempty} bounds(
+// CHECK-NOT: partial_if
+// CHECK-NOT: blocksparse.segment
+func.func @listed(%q : !t, %scale : f32) -> !t {
+  %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs, rows_never_empty}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment partial bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      flex.yield %q_start, %kv_len : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      flex.yield %i : i32
+    }
+    blocksparse.segment full bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %zero = arith.constant 0 : i32
+      flex.yield %zero, %q_start : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return %out : !t
+}
+
 // One segment that is never empty stays as it is.
 // CHECK-LABEL: @one
 // CHECK: blocksparse.segment full {inside, nonempty} bounds(
