@@ -186,11 +186,8 @@ def ranges_of(problem: MaskProblem, sizes: TileSizes) -> KeyRanges:
 
 
 def is_rising(problem: MaskProblem, sizes: TileSizes) -> bool:
-    """Return True if neither end of the live columns is known to fall."""
-    if problem.tables:
-        return False
-    ranges = problem.ranges(sizes.block_m, sizes.block_n)
-    return isinstance(ranges, Proven) and rises(ranges.value)
+    """Return True if neither end of the visited columns falls from row to row."""
+    return not problem.tables and rises(ranges_of(problem, sizes))
 
 
 def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:
