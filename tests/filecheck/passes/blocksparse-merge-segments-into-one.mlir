@@ -108,7 +108,7 @@ func.func @transposed(%q : !t, %k : !t, %scale : f32) -> !t {
   func.return %sums : !t
 }
 
-// Rows may see nothing: the first block stands in. Only masked ones stick out.
+// Rows may see nothing: the first block stands in. Only partial ones stick out.
 // CHECK-LABEL: @mixed
 // CHECK: blocksparse.segment mixed {full_inside, padded} bounds(
 // CHECK: } block(

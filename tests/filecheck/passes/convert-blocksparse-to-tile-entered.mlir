@@ -71,7 +71,7 @@ func.func @mixed(%q : !t, %scale : f32) -> !t {
   func.return %out : !t
 }
 
-// If only masked blocks stick out, nothing but `partial_if` is asked.
+// If only partial blocks stick out, nothing but `partial_if` is asked.
 // CHECK-LABEL: tile.kernel @full_inside
 // CHECK: %is_partial = arith.cmpi slt
 // CHECK-NOT: arith.ori

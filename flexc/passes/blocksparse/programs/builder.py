@@ -62,7 +62,7 @@ class Visit:
     place: RowBlock
     """The rows for which the block is visited."""
     is_partial: SSAValue | None = None
-    """The condition, in a mixed segment, that the mask applies to this block."""
+    """The condition, in a mixed segment, that this block is partial."""
     exists: SSAValue | None = None
     """The condition that the block is to be visited; None if this is always true.
 

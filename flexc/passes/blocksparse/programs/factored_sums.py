@@ -31,7 +31,8 @@ from flexc.dialects.flex import SumKind
 from flexc.dialects.mod_region import yielded
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
-from flexc.passes.blocksparse.programs.builder import Heads, RowBlock, Visit
+from flexc.passes.blocksparse.programs.builder import RowBlock, Visit
+from flexc.passes.blocksparse.programs.heads import Heads
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.ranges.intervals import full

@@ -20,6 +20,7 @@ class Heads:
     h: SSAValue
     """The first head of each batch."""
     batches: SSAValue
+    """The number of batches."""
     group: SSAValue
     """The number of heads of a batch."""
 

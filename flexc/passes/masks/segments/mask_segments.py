@@ -220,9 +220,9 @@ class MaskSegments:
         partial = self.problem.block_region()
         code, i = ScalarCode(partial.block), partial.block.args[3]
         dead = self.dead(self.range_code(code, partial.block, 4))
-        masked = combined(code.or_, [within_interval(code, i, d) for d in dead])
-        assert masked is not None
-        code.yield_(masked)
+        is_partial = combined(code.or_, [within_interval(code, i, d) for d in dead])
+        assert is_partial is not None
+        code.yield_(is_partial)
         facts = ["inside" if self.is_whole else "full_inside"]
         mask = self.problem.mask_of(SegmentKind.MIXED)
         return SegmentOp(SegmentKind.MIXED, bounds, block, mask, facts, partial)
