@@ -82,7 +82,10 @@ def check_tiles_divide(
 
 
 SPLIT_COLUMNS = 64
-"""The most columns of a block for which a loop over several heads is split."""
+"""The most columns of a block for which packed loops over several heads are split.
+
+Without packed sequences a loop is split at any width if its partial blocks come first.
+"""
 
 FACTS_OF_ALL = ("q_len_multiple", "kv_len_multiple", "has_pairs")
 """Facts about the numbers of all queries and keys, not those of each sequence."""

@@ -1,1 +1,1 @@
-"""Build segments from masks in closed form: from ranges of keys to code."""
+"""Build segments from masks: from ranges of keys, or tables, to code."""

@@ -1,8 +1,9 @@
-"""Build the segments of a mask whose live and dead columns have a closed form.
+"""Build the segments of a mask from its ranges of live and dead columns.
 
-A full segment visits the live blocks that no dead range meets. A partial segment visits
-the other live blocks. Each segment is one loop over several intervals of blocks. The
-region `block` maps an iteration to a block, one interval after another.
+Without a closed form, all columns may be both. A full segment visits the live blocks
+that no dead range meets. A partial segment visits the other live blocks. Each segment
+is one loop over several intervals of blocks. The region `block` maps an iteration to a
+block, one interval after another.
 
 If that is asked for, and live blocks are one interval with partial blocks at both ends,
 one mixed segment visits them in order. A loop then keeps fewer numbers.
@@ -161,7 +162,7 @@ class MaskSegments:
         return not self.ranges.dead and self.problem.packed is None
 
     def segments(self) -> list[SegmentOp]:
-        """Return the segments: partial blocks first, then full blocks."""
+        """Return the segments: partial blocks first unless one loop is in order."""
         if not self.ranges.live:
             return []
         if self.is_alike:
