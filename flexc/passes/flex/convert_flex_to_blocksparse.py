@@ -81,10 +81,9 @@ def check_tiles_divide(
             )
 
 
-SPLIT_COLUMNS = 64
-"""The most columns of a block for which packed loops over several heads are split.
-
-Without packed sequences a loop is split at any width if its partial blocks come first.
+FEW_COLUMNS = 64
+"""The columns of a block up to which packed gradients of heads that share keys visit
+partial blocks first. See docs/measurements/2026-11-29-split-loops.md.
 """
 
 FACTS_OF_ALL = ("q_len_multiple", "kv_len_multiple", "has_pairs")
@@ -179,11 +178,10 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
-        # As in attention. Windows are slower so, and so are loops over the heads that
-        # share keys if their blocks have many columns: both parts are long code.
-        slower = is_banded(op) or (op.shares_rows and sizes.block_n > SPLIT_COLUMNS)
-        is_split = problem.packed is not None and not slower
-        one_loop = "never" if is_split else "if faster"
+        # As in attention, but windows are faster in order, and so are blocks of many
+        # columns if heads share keys.
+        in_order = is_banded(op) or (op.shares_rows and sizes.block_n > FEW_COLUMNS)
+        one_loop = "if faster" if problem.packed is None or in_order else "never"
         if ordered:
             one_loop = "always"
         segments = Region(Block(self.options.segments(problem, sizes, one_loop)))

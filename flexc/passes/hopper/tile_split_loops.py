@@ -85,12 +85,12 @@ def disjuncts(condition: SSAValue) -> Iterator[SSAValue]:
 
 
 def bound_of(loop: scf.ForOp) -> SSAValue | None:
-    """Return the bound that a branch of the loop's body compares the iteration with."""
+    """Return the bound before which iterations take a branch of the loop's body."""
     if int_constant(loop.step) != 1:
         return None
     for op in comparisons(loop):
         branches = (isinstance(use.operation, scf.IfOp) for use in op.result.uses)
-        if any(branches):
+        if predicate_of(op) == "slt" and any(branches):
             return op.rhs
     return None
 

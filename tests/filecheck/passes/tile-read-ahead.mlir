@@ -7,7 +7,7 @@
 // A loop carries the pages of its next block. The last one reads its own again, and a
 // loop without blocks reads none.
 // CHECK-LABEL: tile.kernel @small_pages(
-// CHECK: %[[ANY:.*]] = arith.cmpi slt, %[[BEGIN:[0-9]+]], %[[END:[^ ]*]] : i32
+// CHECK: %[[ANY:.*]] = arith.cmpi slt, %[[BEGIN:whole[_0-9]*]], %[[END:[^ ]*]] : i32
 // CHECK-NEXT: %[[FIRST:.*]] = scf.if %[[ANY]]
 // CHECK: tile.gather %page_table
 // CHECK: } else {

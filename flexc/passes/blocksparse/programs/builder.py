@@ -358,7 +358,7 @@ class SegmentKernelBuilder(KernelBuilder):
         new = [*step(visit, list(body.args[1 : 1 + len(state)]))]
         if head_loop is not None:
             iteration = body.args[0], place.b, place.h, i
-            new += head_loop.following(self.code, *iteration)
+            new += head_loop.after(self.code, *iteration)
         self.code.builder.insert(scf.YieldOp(*new))
         self.code = outer
         loop = scf.ForOp(*bounds, one, carried, Region(body))

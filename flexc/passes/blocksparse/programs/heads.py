@@ -24,20 +24,20 @@ class Heads:
     group: SSAValue
     """The number of heads of a batch."""
 
-    def following(
+    def after(
         self, code: ScalarCode, b: SSAValue, h: SSAValue, is_last: SSAValue
     ) -> list[SSAValue]:
         """Return batch and head after an iteration, which may be the last of a head.
 
         The first head follows the last one.
         """
-        is_over, next_h = following(code, h, self.h, self.group)
-        _, next_b = following(code, b, self.b, self.batches)
+        is_over, next_h = next_in_cycle(code, h, self.h, self.group)
+        _, next_b = next_in_cycle(code, b, self.b, self.batches)
         next_b = code.select(code.and_(is_last, is_over), next_b, b)
         return [next_b, code.select(is_last, next_h, h)]
 
 
-def following(
+def next_in_cycle(
     code: ScalarCode, value: SSAValue, first: SSAValue, count: SSAValue
 ) -> tuple[SSAValue, SSAValue]:
     """Return whether a value is the last of a cycle, and the value after it."""
@@ -82,9 +82,10 @@ class HeadLoop:
         return HeadLoop(heads, begin, end, partial_end, count, partial_count)
 
     def is_first_pass(self, code: ScalarCode, iteration: SSAValue) -> SSAValue:
+        """Write the condition that an iteration visits partial blocks of all heads."""
         return code.cmp("slt", iteration, self.partial_count)
 
-    def following(
+    def after(
         self,
         code: ScalarCode,
         iteration: SSAValue,
@@ -103,7 +104,7 @@ class HeadLoop:
             stays = self.is_first_pass(code, code.add(iteration, one))
             begin = code.select(stays, begin, self.partial_end)
         is_last = code.cmp("sge", after, end)
-        place = self.heads.following(code, b, h, is_last)
+        place = self.heads.after(code, b, h, is_last)
         return [*place, code.select(is_last, begin, after)]
 
 

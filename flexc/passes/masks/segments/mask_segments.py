@@ -148,11 +148,11 @@ class MaskSegments:
     @property
     def visits_all(self) -> bool:
         """True if a single interval contains all columns."""
-        one = self.is_alike and self.problem.packed is None
+        one = self.has_one_kind and self.problem.packed is None
         return one and any(r.is_everything for r in self.ranges.live)
 
     @property
-    def is_alike(self) -> bool:
+    def has_one_kind(self) -> bool:
         """True if all whole blocks are of the same kind."""
         return self.ranges.never_full or self.is_full
 
@@ -165,8 +165,8 @@ class MaskSegments:
         """Return the segments: partial blocks first unless one loop is in order."""
         if not self.ranges.live:
             return []
-        if self.is_alike:
-            return self.all_alike()
+        if self.has_one_kind:
+            return self.all_of_one_kind()
         if self.is_mixed():
             return [self.mixed()]
         partial = self.segment(
@@ -228,7 +228,7 @@ class MaskSegments:
         mask = self.problem.mask_of(SegmentKind.MIXED)
         return SegmentOp(SegmentKind.MIXED, bounds, block, mask, facts, partial)
 
-    def all_alike(self) -> list[SegmentOp]:
+    def all_of_one_kind(self) -> list[SegmentOp]:
         """Return a segment of the last, incomplete block and one of whole blocks.
 
         Only the first segment tests columns against the length. It comes last if blocks
@@ -333,12 +333,10 @@ class MaskSegments:
         last = code.sub(end, one, f"{self.problem.axes[0]}_last")
         if self.block_n == 1:
             return Lengths(start, last, column_len, column_len, column_len)
-        # Names help to read bounds, which compare these numbers.
-        names = (None, None) if self.is_alike else ("whole", "blocks")
-        whole = code.div(column_len, code.const(self.block_n), names[0])
+        whole = code.div(column_len, code.const(self.block_n), "whole")
         blocks = whole
         if not self.is_whole:
-            blocks = code.ceildiv(column_len, self.block_n, names[1])
+            blocks = code.ceildiv(column_len, self.block_n, "blocks")
         return Lengths(start, last, column_len, blocks, whole)
 
 
