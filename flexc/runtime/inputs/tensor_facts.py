@@ -149,3 +149,12 @@ def check_captures(captures: Sequence[Any], device: torch.device) -> None:
                 f"shape {tuple(capture.shape)} on {capture.device}; write "
                 "`table = table.to(query.device)` before the call"
             )
+        # Kernels take sizes as i32. Symbolic sizes are checked when they are numbers.
+        longest = max((n for n in capture.shape if type(n) is int), default=0)
+        if longest > MAX_NARROW_OFFSET:
+            raise ShapeError(
+                f"a captured tensor expects dimensions of up to {MAX_NARROW_OFFSET} "
+                f"elements, got one of shape {tuple(capture.shape)}; capture a view "
+                "with shorter dimensions, as of table.unflatten(0, (-1, n)), and index "
+                "it by `table[i // n, i % n]`"
+            )

@@ -54,6 +54,7 @@ META = torch.ones(3, device="meta")
 NEGATED = torch.randn(8, dtype=torch.complex64).conj().imag
 SPARSE = torch.eye(3).to_sparse()
 ZEROS = torch._efficientzerotensor(3)  # pyright: ignore
+LONG = torch.ones(3).expand(2**32 + 8, 3)  # As i32, the length is 8.
 OTHER = torch.randn(2, 2, 16, 9)
 
 REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
@@ -145,6 +146,12 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         errors.ShapeError,
         r"a captured tensor of shape \(3,\) .* is zeros that have no memory; call cl",
         (Q, K, V, lambda s, b, h, q, k, t=ZEROS: s + t[h]),
+        {},
+    ),
+    "captured-long": (
+        errors.ShapeError,
+        r"a captured tensor expects .* up to 2147483647 elements, .* \(4294967304, 3\)",
+        (Q, K, V, lambda s, b, h, q, k, t=LONG: s + t[q, h]),
         {},
     ),
     "captured-device": (
