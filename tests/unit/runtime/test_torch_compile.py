@@ -672,3 +672,19 @@ def test_zeros_of_both_signs_are_two_scales() -> None:
         compiled = torch.compile(fn, fullgraph=True)
         for _ in range(3):
             torch.testing.assert_close(compiled(x, scale), fn(x, scale))
+
+
+def test_a_capture_costs_its_storage_while_tracing() -> None:
+    """An expanded tensor has more elements than could be written one by one."""
+    table = torch.arange(12, dtype=torch.float64).expand(2**30, 12)
+    query = torch.randn(1, 1, 12, 8, dtype=torch.float64)
+    mods: Any = {
+        "score_mod": lambda s, b, h, q, k: s + table[q, k],
+        "mask_mod": lambda b, h, q, k: q >= k,
+    }
+
+    def layer(x: Tensor) -> Tensor:
+        return flexc.flex_attention(x, x, x, **mods)
+
+    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query), layer(query))

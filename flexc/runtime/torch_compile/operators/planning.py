@@ -159,7 +159,10 @@ def _value(capture: Any) -> Any:
     if not isinstance(capture, Tensor):
         return _hint(capture)
     made = _empty(capture)
-    return None if made is None else made.zero_()
+    if made is not None:
+        # The storage of an expanded tensor is smaller than its elements are many.
+        made.untyped_storage().fill_(0)
+    return made
 
 
 def _empty(tensor: Tensor) -> Tensor | None:
