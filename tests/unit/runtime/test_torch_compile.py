@@ -683,7 +683,7 @@ def test_a_capture_costs_its_storage_while_tracing() -> None:
         "mask_mod": lambda b, h, q, k: q >= k,
     }
 
-    def layer(x: Tensor) -> Tensor:
+    def layer(x: Tensor) -> Any:
         return flexc.flex_attention(x, x, x, **mods)
 
     compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)

@@ -161,7 +161,8 @@ def _value(capture: Any) -> Any:
     made = _empty(capture)
     if made is not None:
         # The storage of an expanded tensor is smaller than its elements are many.
-        made.untyped_storage().fill_(0)
+        storage: Any = made.untyped_storage()
+        storage.fill_(0)
     return made
 
 
