@@ -125,5 +125,6 @@ def test_kernels_read_each_diagonal_once(
     kernel: Compiled = compiled(variant)
     columns = 64 if head_dim == 256 else 128
     loads = re.findall(r"LDG\.E\S*", kernel.sass(tmp_path))
-    # In the first block and in the loop.
-    assert len(loads) == 2 * 2 * 2 * (columns // 8 + 1)
+    # In the first block and in the loop; an incomplete block has a loop of its own.
+    places = 2 if length % columns == 0 else 3
+    assert len(loads) == places * 2 * 2 * (columns // 8 + 1)
