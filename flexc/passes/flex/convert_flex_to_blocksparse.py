@@ -82,8 +82,8 @@ def check_tiles_divide(
 
 
 FEW_COLUMNS = 64
-"""The columns of a block up to which packed gradients of heads that share keys visit
-partial blocks first. See docs/measurements/2026-11-29-split-loops.md.
+"""The most columns of a block for which partial blocks come first in packed gradients
+of heads that share keys. See docs/measurements/2026-11-29-split-loops.md.
 """
 
 FACTS_OF_ALL = ("q_len_multiple", "kv_len_multiple", "has_pairs")
@@ -178,8 +178,8 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of(op)
         sizes = self.options.pair_sums_sizes(op)
         ordered = op.ordered is not None
-        # As in attention, but windows are faster in order, and so are blocks of many
-        # columns if heads share keys.
+        # Packed sequences have partial blocks first, as in attention. In order, windows
+        # are faster, and so are wide blocks of heads that share keys.
         in_order = is_banded(op) or (op.shares_rows and sizes.block_n > FEW_COLUMNS)
         one_loop = "if faster" if problem.packed is None or in_order else "never"
         if ordered:

@@ -111,9 +111,9 @@ class HeadLoop:
 def end_of_first(
     condition: SSAValue | None, i: SSAValue, body: Block
 ) -> SSAValue | None:
-    """Return the bound of a condition that block `i` of a loop is before a bound.
+    """Return m if a condition is `i < m`, for the block `i` that a loop visits.
 
-    None if the condition is another one, or if the bound varies within the loop.
+    Return None for other conditions, and if m varies within the loop.
     """
     op = None if condition is None else condition.owner
     if not isinstance(op, arith.CmpiOp) or predicate_of(op) != "slt" or op.lhs is not i:

@@ -235,7 +235,7 @@ class MaskSegments:
         must be visited in rising order.
         """
 
-        def those(
+        def live(
             part: Callable[[SSAValue], BlockInterval],
         ) -> Callable[[RangeCode], Pieces]:
             return lambda c: c.overlaps(
@@ -243,10 +243,10 @@ class MaskSegments:
             )
 
         kind = SegmentKind.FULL if self.is_full else SegmentKind.PARTIAL
-        whole = self.segment(kind, those(lambda n: BlockInterval(None, n)), True)
+        whole = self.segment(kind, live(lambda n: BlockInterval(None, n)), True)
         if self.is_whole:
             return [whole]
-        after = those(lambda n: BlockInterval(n, None))
+        after = live(lambda n: BlockInterval(n, None))
         last = self.segment(SegmentKind.PARTIAL, after, False)
         return [whole, last] if self.one_loop == "always" else [last, whole]
 

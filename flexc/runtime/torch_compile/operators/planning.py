@@ -160,7 +160,7 @@ def _value(capture: Any) -> Any:
         return _hint(capture)
     made = _empty(capture)
     if made is not None:
-        # The storage of an expanded tensor is smaller than its elements are many.
+        # An expanded tensor may have far more elements than its storage has bytes.
         storage: Any = made.untyped_storage()
         storage.fill_(0)
     return made
